@@ -1,0 +1,89 @@
+"""What the planner may ask of a device. It cannot tell which implementation it has.
+
+Two implementations: :mod:`trainer_rank.devices.cuda` (a real card through torch.cuda) and
+:mod:`trainer_rank.devices.virtual` (a modelled card over CPU tensors).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer_rank.allocator.snapshot import Snapshot
+    from trainer_rank.allocator.trace import Trace
+    from trainer_rank.devices.cards import Card
+
+
+class MemoryInfo(NamedTuple):
+    """Physical memory of the card in bytes, as the driver reports it for every process together."""
+
+    free: int
+    total: int
+
+
+class Recording(Protocol):
+    """An allocation recording in progress; ``trace()`` is available once its context has closed."""
+
+    def mark(self, stage: str) -> None:
+        """Attribute the events that follow to ``stage`` (slash-separated, for example ``forward/layer/3``)."""
+
+    def trace(self) -> Trace:
+        """Return the recorded events with the snapshots before and after, and the marks."""
+
+
+class Device(Protocol):
+    """One accelerator of this process."""
+
+    @property
+    def name(self) -> str:
+        """``cuda:0`` or ``virtual:0``."""
+
+    @property
+    def card(self) -> Card:
+        """The named card's figures (capacity, context bytes, and so on)."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of this device are created."""
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Make this the current device for the calling thread; restores the caller's device on exit."""
+
+    def memory_info(self) -> MemoryInfo:
+        """Physically free and total bytes now."""
+
+    def allocated(self) -> int:
+        """Bytes in live blocks of PyTorch's allocator."""
+
+    def reserved(self) -> int:
+        """Bytes that PyTorch's allocator has taken from the driver."""
+
+    def peak_allocated(self) -> int:
+        """Highest ``allocated()`` since ``reset_peaks()``."""
+
+    def peak_reserved(self) -> int:
+        """Highest ``reserved()`` since ``reset_peaks()``."""
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from the present values."""
+
+    def allocator_retries(self) -> int:
+        """How often the allocator freed its cache because the driver refused, since the process began."""
+
+    def out_of_memory_count(self) -> int:
+        """How often the allocator raised out of memory, since the process began."""
+
+    def snapshot(self) -> Snapshot:
+        """The allocator's segments and blocks now."""
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Record allocator events inside the context; one recording at a time per device."""
+
+    def empty_cache(self) -> int:
+        """Return unused cached segments to the driver; the number of bytes returned."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work. Never called on the hot path."""

@@ -1,0 +1,64 @@
+"""What TrainerRank asks of a model; implemented by the reference model and by Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer_rank.devices.protocol import Device
+    from trainer_rank.geometry import ModelGeometry, Topology
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Sequences packed end to end on one device. N packed tokens, S sequences.
+
+    ``tokens`` and ``targets``: int64 (N,); ``boundaries``: int32 (S + 1,) cumulative lengths, first 0, last N;
+    ``longest``: the longest sequence, a host integer so that no kernel launch waits for the device.
+    """
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    boundaries: torch.Tensor
+    longest: int
+
+
+@dataclass(frozen=True, eq=False)
+class PackedOutputs:
+    """Results of one subforward. ``log_probabilities``: float32 (N,) of each target; ``hidden``: (N, H) or None."""
+
+    log_probabilities: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+class ModelRuntime(Protocol):
+    """A model on one device, with a frozen base and named LoRA slots."""
+
+    @property
+    def geometry(self) -> ModelGeometry:
+        """Sizes of the model."""
+
+    @property
+    def topology(self) -> Topology:
+        """Parallel sizes it was built for."""
+
+    @property
+    def device(self) -> Device:
+        """Where it lives."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the adapter slots, in order of creation."""
+
+    def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
+        """Trainable parameters of one slot, by stable name."""
+
+    def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
+        """Run one subforward with the adapters of ``slot``; keeps a graph only when ``gradients``."""
+
+    def close(self) -> None:
+        """Drop every tensor the model owns."""
