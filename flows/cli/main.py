@@ -1,0 +1,5 @@
+"""The `qualify` command."""
+
+
+def main() -> None:
+    """Start the command line."""
