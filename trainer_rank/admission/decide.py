@@ -1,0 +1,143 @@
+"""The admission decision: a pure function of forecasts, budget and candidates. No torch, no input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainer_rank.admission.budget import Budget, Status, Term
+from trainer_rank.errors import PlanningError
+
+
+class Outcome(StrEnum):
+    """What was decided about the requested work."""
+
+    ADMITTED = "admitted"
+    ADMITTED_OVERSIZED = "admitted_oversized"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    PLANNING_ERROR = "planning_error"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one candidate will take, forecast from memory sample ``sample``. All sizes in bytes, None where unknown.
+
+    ``required`` bounds the driver memory that the plan takes beyond what is reserved now; it is the figure that is
+    compared with the budget. ``terms`` explain it, and add up to at least it when all of them are known.
+    """
+
+    sample: int
+    required: int | None
+    peak_allocated: int | None
+    peak_reserved: int | None
+    bound_allocated: int | None
+    bound_reserved: int | None
+    bound_device_used: int | None
+    peak_stage: str | None = None
+    terms: tuple[Term, ...] = ()
+    uncovered: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether every stage and every term has a figure."""
+        return self.required is not None and not self.uncovered and all(term.size is not None for term in self.terms)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do the work: its place in the ladder, its cut by original request index, and its cost in time."""
+
+    ordinal: int
+    rung: str
+    subforwards: tuple[tuple[int, ...], ...]
+    packed_tokens: tuple[int, ...]
+    cost_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, and every figure that it turned on.
+
+    ``selected`` and ``sample`` are the ordinals of the chosen candidate and of the memory sample that decided;
+    neither is ever carried over from an earlier check. ``shortfall`` is the smallest excess over the budget.
+    """
+
+    outcome: Outcome
+    sample: int
+    selected: int | None
+    rung: str | None
+    required: int | None
+    available: int | None
+    shortfall: int | None
+    largest: Term | None
+    reason: str
+
+
+def decide(
+    forecasts: Sequence[Demand], budget: Budget, candidates: Sequence[Candidate], *, oversize: bool = False
+) -> Decision:
+    """Choose the first candidate whose forecast fits the budget; candidates come cheapest first.
+
+    ``forecasts[i]`` belongs to ``candidates[i]``. ``oversize`` is the caller's explicit last resort: when every
+    candidate is known and none fits, the one with the smallest excess is admitted. Raises PlanningError when a
+    forecast was made from another memory sample than the budget.
+    """
+    _check(forecasts, budget, candidates)
+    available = budget.available
+    pairs = list(zip(candidates, forecasts, strict=True))
+    if available is None:
+        unknown = next(claim for claim in budget.claims if claim.size is None)
+        return _unplaced(Outcome.UNKNOWN, budget, None, unknown, f"claim {unknown.name} has no known size")
+    for candidate, demand in pairs:
+        if demand.known and demand.required is not None and demand.required <= available:
+            return Decision(
+                Outcome.ADMITTED, budget.sample, candidate.ordinal, candidate.rung, demand.required, available,
+                None, _largest(demand.terms), f"{candidate.rung} fits",
+            )  # fmt: skip
+    unknown_stages = [stage for _, demand in pairs if not demand.known for stage in _unknown_names(demand)]
+    if unknown_stages:
+        named = ", ".join(dict.fromkeys(unknown_stages))
+        return _unplaced(Outcome.UNKNOWN, budget, None, None, f"no tape covers {named}")
+    excesses = [((demand.required or 0) - available, index) for index, (_, demand) in enumerate(pairs)]
+    excess, index = min(excesses)
+    candidate, demand = pairs[index]
+    largest = _largest((*demand.terms, *budget.claims))
+    if not oversize:
+        return _unplaced(
+            Outcome.REFUSED, budget, demand, largest, f"the smallest plan exceeds the budget by {excess} B"
+        )
+    return Decision(
+        Outcome.ADMITTED_OVERSIZED, budget.sample, candidate.ordinal, candidate.rung, demand.required, available,
+        excess, largest, f"{candidate.rung} exceeds the budget by {excess} B and the caller allows oversize",
+    )  # fmt: skip
+
+
+def _check(forecasts: Sequence[Demand], budget: Budget, candidates: Sequence[Candidate]) -> None:
+    if not candidates or len(forecasts) != len(candidates):
+        raise PlanningError(
+            f"{len(candidates)} candidates with {len(forecasts)} forecasts cannot be decided; give one forecast each"
+        )
+    stale = sorted({demand.sample for demand in forecasts} - {budget.sample})
+    if stale:
+        raise PlanningError(
+            f"forecasts from memory sample {stale[0]} cannot be judged by sample {budget.sample}; forecast again"
+        )
+
+
+def _unplaced(outcome: Outcome, budget: Budget, demand: Demand | None, largest: Term | None, reason: str) -> Decision:
+    required = None if demand is None else demand.required
+    available = budget.available
+    shortfall = None if required is None or available is None else required - available
+    return Decision(outcome, budget.sample, None, None, required, available, shortfall, largest, reason)
+
+
+def _largest(terms: Sequence[Term]) -> Term | None:
+    known = [term for term in terms if term.size is not None]
+    return max(known, key=lambda term: term.size or 0, default=None)
+
+
+def _unknown_names(demand: Demand) -> list[str]:
+    names = [*demand.uncovered, *(term.name for term in demand.terms if term.status is Status.UNKNOWN)]
+    return names or ["its total"]
