@@ -24,7 +24,7 @@ _HARDENED = (
 
 
 def git(folder: Path, *arguments: str, standard_input: bytes | None = None, timeout: float = 300.0) -> bytes:
-    """Run git in ``folder`` and return its standard output; raise ConfigurationError with git's first line otherwise."""
+    """Run git in ``folder`` and return its output; raise ConfigurationError with git's first line otherwise."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:

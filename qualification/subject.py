@@ -41,14 +41,15 @@ def subject_of_checkout(root: Path) -> Subject:
         commit = require_commit(git(root, "rev-parse", "--verify", "HEAD^{commit}").decode().strip())
     except ConfigurationError as error:
         raise ConfigurationError(f"{root} has no commit to name: {error}") from None
-    return _subject(root, commit, dirty=is_dirty(root), files=working_files(root))
+    origin = _origin(root) or str(root)
+    return _subject(root, commit, label=repository_label(origin), dirty=is_dirty(root), files=working_files(root))
 
 
-def subject_of_commit(repository: Path, commit: str, reference: str | None = None) -> Subject:
-    """Identify a commit from the objects of ``repository``, without a working tree."""
-    return _subject(
-        repository, require_commit(commit), dirty=False, files=committed_files(repository, commit), reference=reference
-    )
+def subject_of_commit(repository: Path, commit: str, *, address: str, reference: str | None = None) -> Subject:
+    """Identify a commit from the objects of ``repository``, which holds what was fetched from ``address``."""
+    files = committed_files(repository, require_commit(commit))
+    label = repository_label(address)
+    return _subject(repository, commit, label=label, dirty=False, files=files, reference=reference)
 
 
 def is_dirty(root: Path) -> bool:
@@ -104,13 +105,18 @@ def _contents(batch: bytes) -> list[bytes]:
 
 
 def _subject(
-    repository: Path, commit: str, *, dirty: bool, files: dict[str, str], reference: str | None = None
+    repository: Path,
+    commit: str,
+    *,
+    label: str,
+    dirty: bool,
+    files: dict[str, str],
+    reference: str | None = None,
 ) -> Subject:
-    tree = git(repository, "rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
     return Subject(
-        repository=repository_label(repository),
+        repository=label,
         commit=commit,
-        tree=tree,
+        tree=git(repository, "rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip(),
         dirty=dirty,
         files=files,
         manifest_sha256=hashlib.sha256(manifest(files)).hexdigest(),
@@ -118,11 +124,14 @@ def _subject(
     )
 
 
-def repository_label(repository: Path) -> str:
-    """Name a repository without a path or a credential: its origin's host and path, or ``local:<folder>``."""
+def repository_label(address: str) -> str:
+    """Name a repository without a local path or a credential: host and path, or ``local:<folder>``."""
+    remote = "://" in address or "@" in address
+    return address.split("://", 1)[-1].rsplit("@", 1)[-1] if remote else f"local:{Path(address).name}"
+
+
+def _origin(root: Path) -> str | None:
     try:
-        origin = git(repository, "config", "--get", "remote.origin.url").decode().strip()
+        return git(root, "config", "--get", "remote.origin.url").decode().strip()
     except ConfigurationError:
-        origin = ""
-    address = origin.split("://", 1)[-1].rsplit("@", 1)[-1]
-    return address if "://" in origin or "@" in origin else f"local:{repository.resolve().name}"
+        return None
