@@ -71,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all records."""
 
 
-class Subject(Record):
+class Subject(Record, frozen=True):
     """The exact source that a run qualifies. ``files`` maps each file of trainer_rank to its SHA-256."""
 
     repository: str
@@ -83,14 +83,14 @@ class Subject(Record):
     reference: str | None = None
 
 
-class Policy(Record):
+class Policy(Record, frozen=True):
     """The admission and release settings in force, by name and digest of the document."""
 
     name: str
     sha256: Sha256
 
 
-class Artifact(Record):
+class Artifact(Record, frozen=True):
     """A hashed file of a run. A private one never leaves; ``projection_of`` names the original it was made from."""
 
     name: str
@@ -101,7 +101,7 @@ class Artifact(Record):
     projection_of: Sha256 | None = None
 
 
-class Criterion(Record):
+class Criterion(Record, frozen=True):
     """One judged figure. ``direction`` is ``at_most``, ``at_least`` or ``equal`` against ``threshold``."""
 
     name: str
@@ -114,14 +114,14 @@ class Criterion(Record):
     reason: str | None = None
 
 
-class Lease(Record):
+class Lease(Record, frozen=True):
     """The right to use one device: its identity and the fencing token in force."""
 
     resource: str
     token: Count
 
 
-class WorkloadResult(Record):
+class WorkloadResult(Record, frozen=True):
     """What one workload of a run showed."""
 
     run: str
@@ -142,7 +142,7 @@ class WorkloadResult(Record):
     parameters: dict[str, Figure] = {}
 
 
-class Process(Record):
+class Process(Record, frozen=True):
     """A process by identity, never by name. ``state``: running, zombie, uninterruptible or foreign."""
 
     pid: Count
@@ -153,7 +153,7 @@ class Process(Record):
     parent: Count | None = None
 
 
-class Probe(Record):
+class Probe(Record, frozen=True):
     """One cleanup probe: where it looked, what it read, and how long that took."""
 
     name: str
@@ -164,7 +164,7 @@ class Probe(Record):
     reason: str | None = None
 
 
-class Receipt(Record):
+class Receipt(Record, frozen=True):
     """Proof of cleanup after a run, computed by trusted code on the host after the sweep."""
 
     run: str
@@ -181,7 +181,7 @@ class Receipt(Record):
     reason: str | None = None
 
 
-class Approval(Record):
+class Approval(Record, frozen=True):
     """A named person's signed word on exactly one commit, evidence root and rules digest.
 
     ``action``: ``approve``, ``reject``, ``hold``, or ``permit`` (the permission to run a head, which has no root yet).
@@ -199,7 +199,7 @@ class Approval(Record):
     note: str | None = None
 
 
-class AdoptionDecision(Record):
+class AdoptionDecision(Record, frozen=True):
     """What the gate answered for a run, which row of the truth table applied, and every input it looked at."""
 
     run: str
@@ -214,7 +214,7 @@ class AdoptionDecision(Record):
     inputs: dict[str, Figure | bool | tuple[str, ...]] = {}
 
 
-class TreeHead(Record):
+class TreeHead(Record, frozen=True):
     """The ledger's size and root at one moment; signed, and kept apart from the ledger."""
 
     ledger: str
