@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 class PackedBatch:
     """Sequences packed end to end on one device. N packed tokens, S sequences.
 
-    ``tokens`` and ``targets``: int64 (N,); ``boundaries``: int32 (S + 1,) cumulative lengths, first 0, last N;
-    ``longest``: the longest sequence, a host integer so that no kernel launch waits for the device.
+    ``tokens`` and ``targets``: int64 (N,); ``lengths``: the S sequences' lengths, host integers so that no kernel
+    launch waits for the device; ``boundaries``: int32 (S + 1,) their cumulative sums on the device, first 0, last N.
     """
 
     tokens: torch.Tensor
     targets: torch.Tensor
+    lengths: tuple[int, ...]
     boundaries: torch.Tensor
-    longest: int
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence."""
+        return max(self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
