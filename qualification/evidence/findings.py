@@ -63,7 +63,7 @@ EXPLANATIONS = {
 }
 
 
-class Finding(Record):
+class Finding(Record, frozen=True):
     """One thing that does not verify. ``place`` names it: ``ledger``, ``blob <digest>``, ``table runs`` ..."""
 
     code: Code
