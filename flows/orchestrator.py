@@ -1,0 +1,48 @@
+"""Which Prefect a flow runs on: the server that the environment names, or a temporary one of our own.
+
+Call :func:`prepare` before anything imports Prefect, which reads its settings on import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qualification.home import home
+
+_CHOSEN_BY_USER = ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
+_PRIVATE = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+_STARTUP_SECONDS = "120"  # the first start creates Prefect's own database, which takes tens of seconds on a slow disk
+
+
+def is_temporary() -> bool:
+    """Whether no server is configured, so that Prefect starts a temporary one beside the flow."""
+    return not any(os.environ.get(name) for name in _CHOSEN_BY_USER)
+
+
+def describe() -> str:
+    """Say in words which Prefect a flow would run on."""
+    if is_temporary():
+        return "temporary server (no PREFECT_API_URL)"
+    return next(f"{name}={os.environ[name]}" for name in _CHOSEN_BY_USER if os.environ.get(name))
+
+
+def prepare() -> None:
+    """Set Prefect's environment: no telemetry ever; without a configured server, a private folder and a quiet log."""
+    for name, value in _PRIVATE.items():
+        os.environ.setdefault(name, value)
+    if is_temporary():
+        os.environ["PREFECT_HOME"] = str(home() / "prefect")
+        os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "true"
+        os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = _STARTUP_SECONDS
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+
+
+@contextmanager
+def without_heartbeat() -> Iterator[None]:
+    """Switch off the flow's heartbeat, whose thread costs a second at the end and which only a lasting server reads."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
