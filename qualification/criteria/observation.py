@@ -1,0 +1,101 @@
+"""What a judge gets to see of a workload: what trusted code stamped, measured, hashed or recomputed.
+
+A worker's line is kept as the text it sent. It is read here, strictly and figure by figure, so that one bad value makes
+one criterion INCOMPLETE and never takes the others with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qualification.figures import Unreadable, read_figure, read_object
+from qualification.records import Figure, Ground
+
+
+@dataclass(frozen=True)
+class StampedEvent:
+    """One line of the worker as the launcher received it.
+
+    ``sequence`` counts received lines from 0; ``monotonic_ns`` is the launcher's clock; ``body`` is what the worker
+    said, ``Unreadable`` when the line is no JSON object.
+    """
+
+    sequence: int
+    monotonic_ns: int
+    body: Mapping[str, object] | Unreadable
+
+    @property
+    def kind(self) -> str | None:
+        """The worker's name for the event, or None when it has no readable one."""
+        name = None if isinstance(self.body, Unreadable) else self.body.get("event")
+        return name if isinstance(name, str) else None
+
+    def figure(self, *path: str) -> int | str | Unreadable:
+        """Return the number at a path of keys; anything but a finite number is ``Unreadable``."""
+        found: object = self.body
+        for key in path:
+            if isinstance(found, Unreadable):
+                return found
+            if not isinstance(found, Mapping):
+                return Unreadable("is missing")
+            found = found.get(key)
+        return read_figure(found)
+
+    def whole(self, *path: str) -> int | Unreadable:
+        """Return the integer at a path of keys; a fraction or anything else is ``Unreadable``."""
+        value = self.figure(*path)
+        return Unreadable(f"is no whole number but {value}") if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What replaying a recorded trace gave in trusted code; peaks in bytes. ``exact``: every event was reproduced."""
+
+    exact: bool
+    peak_allocated: int
+    peak_reserved: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything about one attempt that a judge may look at.
+
+    ``artifacts`` maps names to hashed files of the worker's output directory, ``replays`` the names of recorded traces
+    among them to their replay (``Unreadable`` when the file could not be replayed), ``measured`` names to what the
+    supervisor measured itself, in the unit that the name ends with.
+    """
+
+    workload: str
+    ground: Ground
+    exit_code: int | None
+    timed_out: bool
+    events: tuple[StampedEvent, ...]
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    replays: Mapping[str, Replay | Unreadable] = field(default_factory=dict)
+    measured: Mapping[str, Figure] = field(default_factory=dict)
+    parameters: Mapping[str, Figure] = field(default_factory=dict)
+
+    def of(self, kind: str) -> tuple[StampedEvent, ...]:
+        """Return the events of one kind, in the order received."""
+        return tuple(event for event in self.events if event.kind == kind)
+
+
+def read_events(path: Path) -> tuple[StampedEvent, ...]:
+    """Read the launcher's ``events.jsonl``: per line an object with ``sequence``, ``monotonic_ns`` and ``line``.
+
+    Raises OSError when there is no file and ValueError when the launcher's own part of a line is malformed, as that
+    file is written by trusted code.
+    """
+    with path.open(encoding="utf-8") as rows:
+        return tuple(_parsed(rows))
+
+
+def _parsed(rows: Iterable[str]) -> Iterator[StampedEvent]:
+    for number, row in enumerate(rows):
+        record = json.loads(row)
+        if not isinstance(record, dict) or not isinstance(record.get("line"), str):
+            raise ValueError(f"row {number} of the stamped events has no line of the worker")
+        yield StampedEvent(int(record["sequence"]), int(record["monotonic_ns"]), read_object(record["line"]))

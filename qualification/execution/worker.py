@@ -1,0 +1,138 @@
+"""Run one workload against the subject's trainer_rank, in a process of its own: ``worker JOB.json``.
+
+Trusted code, in an untrusted process: whatever it says is a claim. It reports JSON lines on the file descriptor named
+by QUALIFY_EVENTS_FD, which the launcher stamps, and leaves raw data in the job's output directory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qualification.errors import ConfigurationError, QualificationError
+from qualification.records import Figure, Ground
+
+CONTRACT_VERSION = 1
+"""The version of trainer_rank's contract that the workloads are written for."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one attempt shall do. ``subject`` is the folder that holds the subject's ``trainer_rank`` package."""
+
+    run: str
+    attempt: int
+    workload: str
+    ground: Ground
+    policy: str
+    subject: str
+    output: str
+    parameters: dict[str, Figure] = {}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a workload may use: its job, the subject's contract module, its output directory and its event channel."""
+
+    job: Job
+    contract: Any
+    output: Path
+    events: int
+
+    def emit(self, event: str, **values: object) -> None:
+        """Send one event line to the launcher. Values are integers, strings, and lists and objects of them."""
+        line = json.dumps({"event": event, **values}, separators=(",", ":")) + "\n"
+        rest = line.encode()
+        while rest:
+            rest = rest[os.write(self.events, rest) :]
+
+    def emit_event(self, event: Mapping[str, object]) -> None:
+        """Send an event of the subject's own; its name is the entry ``event``."""
+        self.emit(str(event.get("event")), **{key: value for key, value in event.items() if key != "event"})
+
+    def parameter(self, name: str, default: int) -> int:
+        """Return a whole-number parameter of the job, or its default."""
+        value = self.job.parameters.get(name, default)
+        if type(value) is not int or value < 1:
+            raise ConfigurationError(f"parameter {name} of workload {self.job.workload} is {value!r}; give a count")
+        return value
+
+
+def load_subject(folder: Path) -> Any:  # noqa: ANN401 - the subject's module is typed by its version alone
+    """Import the subject's contract from ``folder``, and nothing of trainer_rank from anywhere else.
+
+    Raises ConfigurationError when it is not there, comes from elsewhere, or speaks another contract version.
+    """
+    root = folder.resolve()
+    sys.path.insert(0, str(root))
+    try:
+        contract = importlib.import_module("trainer_rank.contract")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"the subject in {folder} cannot be loaded: no module {error.name}") from error
+    found = Path(contract.__file__ or "").resolve()
+    if not found.is_relative_to(root):
+        raise ConfigurationError(
+            f"the subject in {folder} has no trainer_rank/contract.py; {found} would be used instead"
+        )
+    version = getattr(contract, "CONTRACT_VERSION", None)
+    if version != CONTRACT_VERSION:
+        raise ConfigurationError(
+            f"the subject speaks contract version {version}; this pipeline speaks {CONTRACT_VERSION}"
+        )
+    return contract
+
+
+def run_job(job: Job, events: int) -> None:
+    """Run the job's workload to its end; every failure is raised."""
+    if not job.workload.isidentifier():
+        raise ConfigurationError(f"workload {job.workload!r} does not exist")
+    name = f"qualification.workloads.{job.workload}"
+    contract = load_subject(Path(job.subject))
+    try:
+        workload = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigurationError(f"workload {job.workload!r} does not exist") from error
+    output = Path(job.output)
+    output.mkdir(parents=True, exist_ok=True)
+    context = Context(job, contract, output, events)
+    context.emit(
+        "start", run=job.run, attempt=job.attempt, workload=job.workload, contract=CONTRACT_VERSION, pid=os.getpid()
+    )
+    try:
+        workload.run(context)
+    except BaseException as error:
+        context.emit("failure", type=type(error).__name__, text=str(error)[:2000])
+        raise
+    context.emit("end")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job named on the command line. Exit code 0, or 1 with one line on stderr and the event ``failure``."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: worker JOB.json\n")
+        return 2
+    try:
+        job = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Job)
+        events = int(os.environ["QUALIFY_EVENTS_FD"])
+    except (OSError, msgspec.MsgspecError, KeyError, ValueError) as error:
+        sys.stderr.write(f"worker: job {arguments[0]} cannot be used: {error!r}\n")
+        return 2
+    try:
+        run_job(job, events)
+    except QualificationError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
