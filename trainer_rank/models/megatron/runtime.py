@@ -1,0 +1,138 @@
+"""The Megatron model behind the ModelRuntime protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer_rank.geometry import Topology
+from trainer_rank.models.megatron import block as megatron
+from trainer_rank.models.megatron.context import gather_rows
+from trainer_rank.models.megatron.geometry import HybridGeometry, require_layers, require_supported
+from trainer_rank.models.megatron.head import target_log_probabilities
+from trainer_rank.models.megatron.layout import Layout, lay_out
+from trainer_rank.models.megatron.slots import AdapterSlots
+from trainer_rank.models.protocol import PackedBatch, PackedOutputs
+
+if TYPE_CHECKING:
+    from trainer_rank.devices.protocol import Device
+
+
+class _RequireGradient(torch.autograd.Function):
+    """Make rows part of the graph so that recomputed layers run backward, without keeping a gradient for them."""
+
+    @staticmethod
+    def forward(_context: Any, rows: torch.Tensor, _switch: torch.Tensor) -> torch.Tensor:
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(_context: Any, *_gradients: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class MegatronRuntime:
+    """Qwen3.6's hybrid geometry on one CUDA device per rank: a frozen BF16 base and named LoRA slots."""
+
+    def __init__(
+        self,
+        geometry: HybridGeometry,
+        device: Device,
+        slots: Sequence[str],
+        *,
+        topology: Topology = Topology(),  # noqa: B008 - frozen
+        rank: int = 1,
+        alpha: float = 32.0,
+        seed: int = 0,
+    ) -> None:
+        require_layers(geometry)
+        require_supported(topology)
+        megatron.require_megatron()
+        self.geometry, self.topology, self.device = geometry, topology, device
+        with device.activate():
+            megatron.initialise_parallel(topology, seed)
+            self._base: megatron.Base | None = megatron.Base(geometry, topology, seed)
+            self._adapters: AdapterSlots | None = AdapterSlots(self._base.block, slots, rank, alpha, seed)
+            self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
+        self.slots = tuple(slots)
+
+    def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
+        """Trainable parameters of one slot, by stable name."""
+        return self._live()[1].parameters_of(slot)
+
+    def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
+        """Run one subforward with the adapters of ``slot``; outputs are in the caller's row order on every rank."""
+        base, adapters = self._live()
+        adapters.parameters_of(slot)
+        layout = lay_out(batch.lengths, self.topology.context, self._context_rank())
+        with self.device.activate(), nullcontext() if gradients else torch.no_grad():
+            rows = self._run_block(base, self._local(_padded(batch.tokens, layout), layout), layout, slot)
+            targets = self._local(_padded(batch.targets, layout), layout)
+            chosen = target_log_probabilities(rows, base.head, targets)
+            return PackedOutputs(
+                log_probabilities=self._collected(chosen, layout),
+                hidden=self._collected(rows, layout) if hidden else None,
+            )
+
+    def close(self) -> None:
+        """Drop every tensor the model owns."""
+        self._base = self._adapters = None
+        del self._switch
+
+    def _live(self) -> tuple[megatron.Base, AdapterSlots]:
+        if self._base is None or self._adapters is None:
+            raise RuntimeError("this Megatron model is closed; build a new one")
+        return self._base, self._adapters
+
+    def _context_rank(self) -> int:
+        return torch.distributed.get_rank() % self.topology.context if self.topology.context > 1 else 0
+
+    def _run_block(self, base: megatron.Base, tokens: torch.Tensor, layout: Layout, slot: str) -> torch.Tensor:
+        from trainer_rank.models.megatron.packed import slot_packed_sequences
+
+        embedded = torch.nn.functional.embedding(tokens, base.embedding).unsqueeze(1)
+        if torch.is_grad_enabled():
+            embedded = _RequireGradient.apply(embedded, self._switch)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = base.block(
+            hidden_states=embedded,
+            attention_mask=None,
+            rotary_pos_emb=base.rotary(layout.longest, packed_seq=True),
+            packed_seq_params=slot_packed_sequences(layout, slot, tokens.device),
+        )
+        return result.squeeze(1)
+
+    def _local(self, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if self.topology.context == 1:
+            return rows
+        return torch.cat([rows[start:end] for start, end in layout.ranges])
+
+    def _collected(self, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Bring each rank's rows back into the caller's order, without the padding."""
+        if self.topology.context > 1:
+            from megatron.core import parallel_state
+
+            gathered = gather_rows(rows, parallel_state.get_context_parallel_group())
+            rows = _restored(gathered, layout, self.topology.context)
+        return torch.cat([rows[start : start + length] for start, _, length in layout.sources])
+
+
+def _padded(rows: torch.Tensor, layout: Layout) -> torch.Tensor:
+    result = rows.new_zeros(layout.tokens)
+    for start, source, length in layout.sources:
+        result[start : start + length] = rows[source : source + length]
+    return result
+
+
+def _restored(gathered: torch.Tensor, layout: Layout, ranks: int) -> torch.Tensor:
+    """Rows gathered in rank order, put back into the order of the padded batch."""
+    from trainer_rank.models.megatron.sharding import local_positions
+
+    pieces: list[tuple[int, torch.Tensor]] = []
+    taken = 0
+    for rank in range(ranks):
+        for start, end in local_positions(layout.lengths, ranks, rank):
+            pieces.append((start, gathered[taken : taken + end - start]))
+            taken += end - start
+    return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])])
