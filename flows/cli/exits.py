@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from qualification import errors
+from qualification.gate import TAMPERED
 from qualification.records import AdoptionDecision, Decision, ReceiptStatus, Verdict
 from trainer_rank.errors import AdmissionRefused, InvalidInputError, TrainerRankError
 
@@ -27,8 +28,6 @@ class ExitCode(IntEnum):
 PRECEDENCE = (ExitCode.TAMPERED, ExitCode.NOT_CLEAN, ExitCode.FAILED, ExitCode.HELD, ExitCode.PASSED)
 """When several codes apply to one answer, the first of these that does is the answer."""
 
-TAMPERED_ROW = "tampered"
-"""The row of the gate's truth table for evidence that does not verify; held, and exit 5."""
 
 _VERDICTS = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED}
 _DECISIONS = {Decision.ADOPTED: ExitCode.PASSED, Decision.REJECTED: ExitCode.FAILED, Decision.HELD: ExitCode.HELD}
@@ -64,7 +63,7 @@ def for_run(verdicts: Iterable[Verdict], receipts: Iterable[ReceiptStatus]) -> E
 
 def for_decision(decision: AdoptionDecision) -> ExitCode:
     """Return the code of a decision; one held because evidence does not verify is 5."""
-    return ExitCode.TAMPERED if decision.row == TAMPERED_ROW else _DECISIONS[decision.decision]
+    return ExitCode.TAMPERED if decision.row == TAMPERED.name else _DECISIONS[decision.decision]
 
 
 def for_error(error: BaseException) -> ExitCode:
