@@ -72,7 +72,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Subject(Record, frozen=True):
-    """The exact source that a run qualifies. ``files`` maps each file of trainer_rank to its SHA-256."""
+    """The exact source that a run qualifies. ``files`` maps each file of trainer_rank to its SHA-256.
+
+    ``authors`` are the e-mail addresses that git names as author and committer of the commit; empty means unknown.
+    """
 
     repository: str
     commit: Commit
@@ -81,6 +84,7 @@ class Subject(Record, frozen=True):
     files: dict[str, Sha256]
     manifest_sha256: Sha256
     reference: str | None = None
+    authors: tuple[str, ...] = ()
 
 
 class Policy(Record, frozen=True):
@@ -122,7 +126,7 @@ class Lease(Record, frozen=True):
 
 
 class WorkloadResult(Record, frozen=True):
-    """What one workload of a run showed."""
+    """What one workload of a run showed. ``requested_by`` names who asked for the run; None means unknown."""
 
     run: str
     attempt: Count
@@ -140,6 +144,7 @@ class WorkloadResult(Record, frozen=True):
     exit_code: int | None
     reason: str | None = None
     parameters: dict[str, Figure] = {}
+    requested_by: str | None = None
 
 
 class Process(Record, frozen=True):
@@ -165,7 +170,10 @@ class Probe(Record, frozen=True):
 
 
 class Receipt(Record, frozen=True):
-    """Proof of cleanup after a run, computed by trusted code on the host after the sweep."""
+    """Proof of cleanup after a run, computed by trusted code on the host after the sweep.
+
+    ``provider`` says where the processes lived (process, docker, kubernetes); None means unknown.
+    """
 
     run: str
     attempt: Count
@@ -179,6 +187,7 @@ class Receipt(Record, frozen=True):
     taken_at: Stamp
     recovered: bool = False
     reason: str | None = None
+    provider: str | None = None
 
 
 class Approval(Record, frozen=True):
@@ -221,3 +230,11 @@ class TreeHead(Record, frozen=True):
     size: Count
     root: Sha256
     signed_at: Stamp
+
+
+class Tombstone(Record, frozen=True):
+    """Blobs that were removed on purpose, why and when; what they showed stays recorded by their digests."""
+
+    blobs: tuple[Sha256, ...]
+    reason: str
+    removed_at: Stamp
