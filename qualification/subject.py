@@ -121,7 +121,14 @@ def _subject(
         files=files,
         manifest_sha256=hashlib.sha256(manifest(files)).hexdigest(),
         reference=reference,
+        authors=authors(repository, commit),
     )
+
+
+def authors(repository: Path, commit: str) -> tuple[str, ...]:
+    """Return the e-mail addresses that git names as author and committer of ``commit``, each once."""
+    named = git(repository, "show", "--no-patch", "--no-mailmap", "--format=%ae%n%ce", commit).decode(errors="replace")
+    return tuple(dict.fromkeys(address for address in named.splitlines() if address))
 
 
 def repository_label(address: str) -> str:
