@@ -6,6 +6,7 @@
     [people.alice]
     roles = ["approver"]
     keys = ["ssh-ed25519 AAAA... alice@laptop"]  # or the 64 hex digits of the raw Ed25519 key
+    identities = ["alice@example.org", "alice"]  # as git and the machine name this person
     expires_at = "2027-06-30T00:00:00Z"          # optional
 """
 
@@ -60,11 +61,15 @@ class TrustedKey(Record, frozen=True):
 
 
 class Person(Record, frozen=True):
-    """Someone whose word counts: roles, keys in any encoding, and until when."""
+    """Someone whose word counts: roles, keys in any encoding, until when, and other names of theirs.
+
+    ``identities`` are the e-mail addresses and logins by which git and the machine know this person.
+    """
 
     roles: tuple[str, ...]
     keys: tuple[str, ...]
     expires_at: Stamp | None = None
+    identities: tuple[str, ...] = ()
 
 
 class _PeopleFile(Record, frozen=True):
