@@ -1,0 +1,68 @@
+"""What is asked of a qualification run, validated before anything is leased, provisioned or recorded."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable
+
+import msgspec
+
+from qualification.errors import ConfigurationError
+from qualification.git import require_commit, require_repository
+from qualification.records import Figure, Ground
+from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One qualification: which source, which policy, what to run, on which ground, under which gate rules.
+
+    ``head`` and ``repository`` absent mean the checkout that trainer_rank is imported from. ``workloads`` empty means
+    those that the rules require. ``parameters`` go to every workload as they are.
+    """
+
+    head: str | None = None
+    repository: str | None = None
+    reference: str | None = None
+    policy: str = "forecast"
+    ground: Ground = Ground.REHEARSAL
+    workloads: tuple[str, ...] = ()
+    rules: str = DEFAULT
+    parameters: dict[str, Figure] = {}
+    requested_by: str | None = None
+
+
+def validate(request: Request) -> tuple[Request, RulesDocument]:
+    """Return the request with every default filled in, and the gate rules it names.
+
+    Raises ConfigurationError naming field, value and what is accepted.
+    """
+    rules = load_rules(request.rules)
+    if request.head is not None:
+        require_commit(request.head)
+    if request.repository is not None:
+        if request.head is None:
+            raise ConfigurationError(f"repository {request.repository!r} is given without a head: give --head SHA too")
+        require_repository(request.repository)
+    known = judged_workloads()
+    workloads = request.workloads or tuple(dict.fromkeys(required.name for required in rules.rules.workloads))
+    for name in workloads:
+        if name not in known:
+            raise ConfigurationError(f"workload {name!r} is not known: use one of {', '.join(sorted(known))}")
+    if len(set(workloads)) < len(workloads):
+        raise ConfigurationError(f"workloads {', '.join(workloads)}: one is named twice")
+    filled = msgspec.structs.replace(
+        request, workloads=workloads, requested_by=request.requested_by or getpass.getuser()
+    )
+    return filled, rules
+
+
+def parse_parameters(pairs: Iterable[str]) -> dict[str, Figure]:
+    """Return workload parameters given as ``NAME=VALUE``; whole numbers become integers, anything else stays text."""
+    parameters: dict[str, Figure] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name.isidentifier() or not value or name in parameters:
+            raise ConfigurationError(f"parameter {pair!r} is not NAME=VALUE with a name of its own")
+        digits = value.removeprefix("-")
+        parameters[name] = int(value) if digits.isascii() and digits.isdecimal() else value
+    return parameters
