@@ -1,0 +1,115 @@
+"""Processes by identity: pid, start time in clock ticks and boot, never by name. Source: ``man 5 proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from qualification.records import Process
+
+PROC = Path("/proc")
+_STATES = {"Z": "zombie", "X": "zombie", "D": "uninterruptible"}
+
+
+class Entry(NamedTuple):
+    """One line of the process table at one moment."""
+
+    pid: int
+    parent: int
+    start_ticks: int
+    state: str
+    command: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return what tells this process from a later one with the same pid, within one boot."""
+        return self.pid, self.start_ticks
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the identity of the running boot, so that a pid of an earlier one is never taken for ours."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_entry(pid: int) -> Entry | None:
+    """Return the process table's line of ``pid``, or None when there is no such process."""
+    try:
+        line = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name_start, name_end = line.index(b"("), line.rindex(b")")  # the name may itself hold spaces and brackets
+    fields = line[name_end + 2 :].split()
+    return Entry(
+        pid=pid,
+        parent=int(fields[1]),
+        start_ticks=int(fields[19]),
+        state=_STATES.get(fields[0].decode(), "running"),
+        command=line[name_start + 1 : name_end].decode(errors="replace"),
+    )
+
+
+def all_entries() -> Iterator[Entry]:
+    """Yield every process that exists while the table is read."""
+    for folder in PROC.iterdir():
+        if folder.name.isdecimal() and (entry := read_entry(int(folder.name))) is not None:
+            yield entry
+
+
+def record(entry: Entry, *, state: str | None = None) -> Process:
+    """Return the record of ``entry``; ``state`` overrides what the process table says (``foreign``)."""
+    return Process(
+        pid=entry.pid,
+        start_ticks=entry.start_ticks,
+        boot_id=boot_id(),
+        state=state or entry.state,
+        command=entry.command,
+        parent=entry.parent,
+    )
+
+
+def find(process: Process) -> Entry | None:
+    """Return the entry of exactly this process, or None when it is gone or its pid belongs to another one."""
+    entry = read_entry(process.pid) if process.boot_id == boot_id() else None
+    return entry if entry is not None and entry.start_ticks == process.start_ticks else None
+
+
+def myself() -> Process:
+    """Return the identity of the calling process."""
+    entry = read_entry(os.getpid())
+    if entry is None:
+        raise ProcessLookupError("/proc does not show the calling process; is it mounted with hidepid?")
+    return record(entry)
+
+
+def environment_of(pid: int) -> dict[str, str] | None:
+    """Return the environment ``pid`` started with, or None when it cannot be read (gone, or not ours to see)."""
+    try:
+        content = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition(b"=") for item in content.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def send(entry: Entry, number: signal.Signals) -> bool:
+    """Signal exactly this process through a pidfd; False when it no longer exists. Raises PermissionError."""
+    try:
+        descriptor = os.pidfd_open(entry.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        current = read_entry(entry.pid)  # read after the pidfd pins the pid, so the two are the same process
+        if current is None or current.start_ticks != entry.start_ticks:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+            return True
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,333 @@
+"""The supervisor: a process of its own, the only parent of everything that a run starts.
+
+Started by :func:`qualification.execution.supervisor.supervise` as
+``python -P -m qualification.execution.supervisor_process FOLDER CONTROL STATUS [OUTPUT ERROR]``. It is a subreaper, so
+whatever its descendants do (new session, double fork, another name, an empty environment) they stay its descendants.
+The caller's end of the control pipe is its mandate: without renewal in time, or at its end, everything is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from qualification.execution.capture import EventFile, Events, Log
+from qualification.execution.cgroup import Scope, create_scope
+from qualification.execution.files import write_durably
+from qualification.execution.identity import Entry, myself, record
+from qualification.execution.supervision import (
+    CENSUS_FILE,
+    EVENTS_FILE,
+    OUTCOME_FILE,
+    SPECIFICATION_FILE,
+    Census,
+    Ending,
+    Outcome,
+    Specification,
+    encode,
+)
+from qualification.execution.sweep import TOKEN_VARIABLE, Swept, descendants, members, sweep
+from qualification.records import Process
+
+PR_SET_CHILD_SUBREAPER = 36
+TICK_SECONDS = 1.0
+EVENTS_VARIABLE = "QUALIFY_EVENTS_FD"
+CLOSING = b'"closing"'
+
+
+def boottime() -> float:
+    """Return seconds since boot, sleep included: a stopped or suspended supervisor finds its mandate over."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Supervisor:
+    """One supervised command from start to outcome."""
+
+    def __init__(self, specification: Specification, control: int, status: int, echo: tuple[int, int] | None) -> None:
+        self.specification = specification
+        self.folder = Path(specification.folder)
+        self.control, self.status, self.echo = control, status, echo
+        self.selector = selectors.DefaultSelector()
+        self.logs: list[Log] = []
+        self.events = EventFile(self.folder / EVENTS_FILE, specification.limits.event_bytes)
+        self.scope: Scope | None = None
+        self.containment = ""
+        self.pids: list[int | None] = []
+        self.exit_codes: list[int | None] = []
+        self.ending: Ending | None = None
+        self.reason: str | None = None
+        self.closing_since: float | None = None
+        self.started = self.heard_at = time.monotonic()
+        self.mandate_until = self._mandate(boottime())
+        self.census_written: tuple[Process, ...] | None = None
+        self.next_tick = 0.0
+        self._control_pending = b""
+
+    # --- start
+
+    def start(self) -> None:
+        """Become subreaper, make the scope, start every rank. Raises OSError when a command cannot be started."""
+        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "this kernel refuses to make the supervisor a subreaper")
+        self.scope, self.containment = create_scope(self.specification.token)
+        self._write_census(())
+        self._listen(self.control, self._hear_control)
+        self._listen(_signals(), self._hear_signals)
+        for index in range(len(self.specification.ranks)):
+            self._start_rank(index)
+
+    def _start_rank(self, index: int) -> None:
+        rank = self.specification.ranks[index]
+        environment = {**rank.environment, TOKEN_VARIABLE: self.specification.token}
+        pipes = [os.pipe(), os.pipe()]
+        if self.specification.events:
+            pipes.append(os.pipe())
+            environment[EVENTS_VARIABLE] = str(pipes[2][1])
+        writers = [writer for _, writer in pipes]
+        self.pids.append(None)
+        self.exit_codes.append(None)
+        try:
+            process = subprocess.Popen(
+                rank.command,
+                stdin=subprocess.DEVNULL,
+                stdout=writers[0],
+                stderr=writers[1],
+                pass_fds=writers[2:],
+                env=environment,
+                cwd=self.specification.working_folder,
+                start_new_session=True,
+                preexec_fn=self.scope.enter if self.scope else None,  # noqa: PLW1509 - this process has one thread
+            )
+        finally:
+            for writer in writers:
+                os.close(writer)
+            self._capture(index, [reader for reader, _ in pipes])
+        self.pids[index] = process.pid
+        process.returncode = 0  # reaped below with every other descendant, never through this object
+
+    def _capture(self, index: int, readers: list[int]) -> None:
+        limits = self.specification.limits
+        for position, name in enumerate(("stdout", "stderr")):
+            echo = self.echo[position] if self.echo else None
+            log = Log(readers[position], self.folder / f"rank-{index}.{name}.log", limits.log_bytes, echo)
+            self.logs.append(log)
+            self._listen(log.source, functools.partial(self._drain, log))
+        if len(readers) > 2:
+            events = Events(readers[2], index, self.events, limits.event_line_bytes, self._hear_event)
+            self._listen(events.source, functools.partial(self._drain, events))
+
+    def _listen(self, descriptor: int, hear: Callable[[], None]) -> None:
+        self.selector.register(descriptor, selectors.EVENT_READ, hear)
+
+    # --- hear
+
+    def _drain(self, stream: Log | Events) -> None:
+        self.heard_at = time.monotonic()
+        if not stream.read():
+            self.selector.unregister(stream.source)
+            stream.close()
+
+    def _hear_event(self, line: bytes) -> None:
+        if CLOSING in line and msgspec.json.decode(line, type=dict[str, object]).get("kind") == "closing":
+            self.closing_since = time.monotonic()
+
+    def _hear_control(self) -> None:
+        content = os.read(self.control, 4096)
+        if not content:
+            self.selector.unregister(self.control)
+            self.end(Ending.CALLER_GONE, "the process that asked for this run is gone")
+            return
+        *lines, self._control_pending = (self._control_pending + content).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word == "renewed":
+                self.mandate_until = self._mandate(float(rest))
+            elif word == "lost":
+                self.end(Ending.LEASE_LOST, rest)
+            elif word == "cancel":
+                self.end(Ending.CANCELLED, rest)
+
+    def _hear_signals(self) -> None:
+        for number in os.read(_signals(), 512):
+            if number != signal.SIGCHLD:
+                self.end(Ending.CANCELLED, f"the supervisor received {signal.Signals(number).name}")
+
+    def end(self, ending: Ending, reason: str | None = None) -> None:
+        """Decide why this run ends; the first reason stays."""
+        if self.ending is None:
+            self.ending, self.reason = ending, reason
+
+    # --- run
+
+    def run(self) -> Outcome:
+        """Supervise until something ends the run, sweep, and return what happened."""
+        try:
+            self.start()
+        except (OSError, subprocess.SubprocessError) as error:
+            self.end(Ending.START_FAILED, str(error))
+        while self.ending is None:
+            self.turn(TICK_SECONDS)
+            self.check()
+        ended = time.monotonic()
+        swept = sweep(
+            self.look,
+            terminate_seconds=self.specification.limits.terminate_seconds,
+            kill_seconds=self.specification.limits.kill_seconds,
+            pause=self.turn,
+            scope=self.scope,
+        )
+        self.finish()
+        return self.outcome(ended, swept)
+
+    def turn(self, seconds: float) -> None:
+        """Serve pipes, reap and pulse for up to ``seconds``."""
+        until = time.monotonic() + seconds
+        for key, _ in self.selector.select(max(0.0, min(seconds, self._next_deadline() - time.monotonic()))):
+            key.data()
+        self.reap()
+        if time.monotonic() >= self.next_tick:
+            self.next_tick = time.monotonic() + TICK_SECONDS
+            self._pulse()
+            self._write_census(tuple(record(entry) for entry in self.look()))
+        if self.ending is not None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.01))
+
+    def check(self) -> None:
+        """End the run when its ranks are done or a limit is passed."""
+        limits, now = self.specification.limits, time.monotonic()
+        if all(code is not None for code in self.exit_codes) or any(self.exit_codes):
+            self.end(Ending.EXITED)
+        elif boottime() > self.mandate_until:
+            self.end(Ending.LEASE_LOST, f"the lease was not renewed for {self.specification.authority_seconds} s")
+        elif limits.wall_seconds is not None and now - self.started >= limits.wall_seconds:
+            self.end(Ending.TIMED_OUT, f"still running after {limits.wall_seconds} s")
+        elif self.closing_since is not None and now - self.closing_since >= limits.close_seconds:
+            self.end(Ending.CLOSE_TIMED_OUT, f"close() did not end the process within {limits.close_seconds} s")
+        elif limits.silence_seconds is not None and now - self.heard_at >= limits.silence_seconds:
+            self.end(Ending.SILENT, f"silent for {limits.silence_seconds} s{self._waits_on()}")
+
+    def look(self) -> list[Entry]:
+        """Reap, then return every process below this one or in its scope."""
+        self.reap()
+        found = {entry.key: entry for entry in [*descendants([os.getpid()]), *members(self.scope)]}
+        return list(found.values())
+
+    def reap(self) -> None:
+        """Collect every dead child, adopted orphans included, and keep the exit codes of the ranks."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self.pids:
+                    self.exit_codes[self.pids.index(pid)] = os.waitstatus_to_exitcode(status)
+
+    def finish(self) -> None:
+        """Read what is left in the pipes and close every file."""
+        for key in list(self.selector.get_map().values()):
+            stream = getattr(key.data, "args", (None,))[0]
+            if stream is not None:
+                self._read_rest(stream)
+                stream.close()
+        self.selector.close()
+        self.events.close()
+        if self.scope is not None:
+            self.scope.remove()
+
+    def _read_rest(self, stream: Log | Events) -> None:
+        for _ in range(64):  # at most 4 MiB: a pipe holds 64 KiB unless somebody still writes
+            if not stream.read():
+                return
+
+    def outcome(self, ended: float, swept: Swept) -> Outcome:
+        """Return the record of the whole run."""
+        failed = [code for code in self.exit_codes if code]
+        dropped = {log.path.name: log.dropped for log in self.logs if log.dropped}
+        if self.events.dropped:
+            dropped[EVENTS_FILE] = self.events.dropped
+        return Outcome(
+            ending=self.ending or Ending.EXITED,
+            exit_code=failed[0] if failed else self.exit_codes[0] if self.exit_codes else None,
+            exit_codes=tuple(self.exit_codes),
+            swept=swept.swept,
+            leftovers=swept.leftovers,
+            duration_ms=round((ended - self.started) * 1000),
+            sweep_ms=swept.duration_ms,
+            kill_ms=swept.kill_ms,
+            containment=self.containment,
+            dropped_bytes=dropped,
+            reason=self.reason,
+        )
+
+    # --- helpers
+
+    def _mandate(self, renewed_at: float) -> float:
+        seconds = self.specification.authority_seconds
+        return float("inf") if seconds is None else renewed_at + seconds
+
+    def _next_deadline(self) -> float:
+        limits = self.specification.limits
+        deadlines = [self.next_tick]
+        if limits.wall_seconds is not None:
+            deadlines.append(self.started + limits.wall_seconds)
+        return min(deadlines)
+
+    def _pulse(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self.status, b".")
+
+    def _write_census(self, processes: tuple[Process, ...]) -> None:
+        if processes == self.census_written:
+            return
+        self.census_written = processes
+        census = Census(
+            token=self.specification.token,
+            supervisor=myself(),
+            processes=processes,
+            cgroup=str(self.scope.folder) if self.scope else None,
+        )
+        write_durably(self.folder / CENSUS_FILE, encode(census), sync=False)
+
+    def _waits_on(self) -> str:
+        """Return which lock files the run's processes hold open or sit beside, for the reason of a silent end."""
+        from qualification.execution.environment import lock_files
+
+        locks = lock_files(self.folder)
+        return f", and waits on {', '.join(locks)}" if locks else ""
+
+
+@functools.cache
+def _signals() -> int:
+    reader, writer = os.pipe()
+    for descriptor in (reader, writer):
+        os.set_blocking(descriptor, False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def main(arguments: list[str]) -> None:
+    """Supervise what the folder's specification asks for and write the outcome beside it."""
+    folder = Path(arguments[0])
+    control, status, *output = (int(text) for text in arguments[1:])
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    specification = msgspec.json.decode((folder / SPECIFICATION_FILE).read_bytes(), type=Specification)
+    echo = (output[0], output[1]) if specification.echo else None
+    outcome = Supervisor(specification, control, status, echo).run()
+    write_durably(folder / OUTCOME_FILE, encode(outcome))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
