@@ -43,5 +43,5 @@ def require_supported(environment: Mapping[str, str]) -> None:
     found = unsupported_settings(environment)
     if found:
         raise UnsupportedError(
-            f"allocator settings that the model does not cover: {', '.join(found)}; unset them and record and plan again"
+            f"allocator settings that the model does not cover: {', '.join(found)}; unset them, then record and plan"
         )
