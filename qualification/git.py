@@ -65,6 +65,7 @@ def require_repository(address: str) -> str:
                 f"the address of repository {parts.hostname} carries credentials: use a git credential helper"
             )
         return address
-    if not parts.scheme and not address.startswith("-") and Path(address).is_dir():
+    if address and not parts.scheme and not address.startswith("-") and Path(address).is_dir():
         return str(Path(address).resolve())
-    raise ConfigurationError(f"repository {address!r} is neither a local folder nor an https:// or ssh address")
+    shown = address.rsplit("@", 1)[-1]  # what stands before may be a secret
+    raise ConfigurationError(f"repository {shown!r} is neither a local folder nor an https:// or ssh address")
