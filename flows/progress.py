@@ -1,0 +1,48 @@
+"""Live progress on standard error: one line per stage, and below them what the running workload last said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+LINE_SECONDS = 5.0
+"""How often a workload's last word is printed where there is no terminal to redraw."""
+
+
+class Progress:
+    """Tells a person what is happening. Safe to use without a terminal; says nothing when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._started = time.monotonic()
+        self._status: Status | None = None
+        self._printed_at = 0.0
+
+    def stage(self, name: str, text: str) -> None:
+        """Report that a stage was reached, with the seconds since the start."""
+        self.settle()
+        elapsed = f"{time.monotonic() - self._started:6.1f} s"
+        self.console.print(Text.assemble((elapsed, "dim"), "  ", (f"{name:<11}", "bold"), text), soft_wrap=True)
+
+    def event(self, workload: str, name: str, values: Mapping[str, object]) -> None:
+        """Show a worker's event: a spinner's text on a terminal, else a line every few seconds."""
+        shown = "  ".join(f"{key} {value}" for key, value in values.items() if type(value) in (int, str))
+        text = Text(f"{workload}: {name}  {shown}"[: max(self.console.width - 14, 40)])
+        if self.console.is_terminal:
+            if self._status is None:
+                self._status = self.console.status(text)
+                self._status.start()
+            self._status.update(text)
+        elif time.monotonic() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.monotonic()
+            self.console.print(Text.assemble(f"{time.monotonic() - self._started:6.1f} s  ", text), soft_wrap=True)
+
+    def settle(self) -> None:
+        """Stop redrawing; what comes next is printed below."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
