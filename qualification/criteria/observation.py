@@ -6,11 +6,13 @@ one criterion INCOMPLETE and never takes the others with it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from qualification.execution.capture import Stamped
 from qualification.figures import Unreadable, read_figure, read_object
 from qualification.records import Figure, Ground
 
@@ -19,12 +21,13 @@ from qualification.records import Figure, Ground
 class StampedEvent:
     """One line of the worker as the launcher received it.
 
-    ``sequence`` counts received lines from 0; ``monotonic_ns`` is the launcher's clock; ``body`` is what the worker
-    said, ``Unreadable`` when the line is no JSON object.
+    ``sequence`` counts received lines of all ranks from 0; ``monotonic_ns`` is the launcher's clock; ``body`` is what
+    the worker said, ``Unreadable`` when the line is no JSON object.
     """
 
     sequence: int
     monotonic_ns: int
+    rank: int
     body: Mapping[str, object] | Unreadable
 
     @property
@@ -83,19 +86,12 @@ class Observation:
         return tuple(event for event in self.events if event.kind == kind)
 
 
-def read_events(path: Path) -> tuple[StampedEvent, ...]:
-    """Read the launcher's ``events.jsonl``: per line an object with ``sequence``, ``monotonic_ns`` and ``line``.
-
-    Raises OSError when there is no file and ValueError when the launcher's own part of a line is malformed, as that
-    file is written by trusted code.
-    """
-    with path.open(encoding="utf-8") as rows:
-        return tuple(_parsed(rows))
+def understood(stamped: Iterable[Stamped]) -> tuple[StampedEvent, ...]:
+    """Read the lines that the launcher stamped; one that is no strict JSON is still read for the figures it holds."""
+    return tuple(
+        StampedEvent(line.sequence, line.monotonic_ns, line.rank, read_object(_text(line))) for line in stamped
+    )
 
 
-def _parsed(rows: Iterable[str]) -> Iterator[StampedEvent]:
-    for number, row in enumerate(rows):
-        record = json.loads(row)
-        if not isinstance(record, dict) or not isinstance(record.get("line"), str):
-            raise ValueError(f"row {number} of the stamped events has no line of the worker")
-        yield StampedEvent(int(record["sequence"]), int(record["monotonic_ns"]), read_object(record["line"]))
+def _text(line: Stamped) -> bytes | str:
+    return line.malformed or "" if isinstance(line.event, msgspec.UnsetType) else bytes(line.event)

@@ -20,15 +20,24 @@ class Outcome(StrEnum):
     PLANNING_ERROR = "planning_error"
 
 
+class Coverage(StrEnum):
+    """Whether the tapes reach a plan: inside what was probed, beyond it with a widened bound, or not at all."""
+
+    COVERED = "covered"
+    EXTRAPOLATED = "extrapolated"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True)
 class Demand:
     """What one candidate will take, forecast from memory sample ``sample``. All sizes in bytes, None where unknown.
 
     ``required`` bounds the driver memory that the plan takes beyond what is reserved now; it is the figure that is
-    compared with the budget. ``terms`` explain it, and add up to at least it when all of them are known.
+    compared with the budget. ``terms`` name what makes it up.
     """
 
     sample: int
+    coverage: Coverage
     required: int | None
     peak_allocated: int | None
     peak_reserved: int | None
@@ -42,7 +51,8 @@ class Demand:
     @property
     def known(self) -> bool:
         """Whether every stage and every term has a figure."""
-        return self.required is not None and not self.uncovered and all(term.size is not None for term in self.terms)
+        figures = self.required is not None and all(term.size is not None for term in self.terms)
+        return figures and self.coverage is not Coverage.UNKNOWN and not self.uncovered
 
 
 @dataclass(frozen=True)

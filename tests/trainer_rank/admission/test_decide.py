@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_rank.admission.budget import Budget, Status, Term
-from trainer_rank.admission.decide import Candidate, Demand, Outcome, decide
+from trainer_rank.admission.decide import Candidate, Coverage, Demand, Outcome, decide
 from trainer_rank.errors import InvalidInputError, PlanningError
 
 GIB = 1 << 30
@@ -15,7 +15,9 @@ GIB = 1 << 30
 
 def _demand(required: int | None, sample: int = 3, uncovered: tuple[str, ...] = ()) -> Demand:
     term = Term("retained", required, Status.UNKNOWN if required is None else Status.FITTED, "tape")
-    return Demand(sample, required, required, required, required, required, required, "backward", (term,), uncovered)
+    coverage = Coverage.UNKNOWN if uncovered else Coverage.COVERED
+    figures = (required,) * 6
+    return Demand(sample, coverage, *figures, peak_stage="backward", terms=(term,), uncovered=uncovered)
 
 
 def _candidates(count: int) -> tuple[Candidate, ...]:

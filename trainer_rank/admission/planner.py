@@ -1,0 +1,111 @@
+"""Choose the widest micro-batch that fits whole, or the cheapest rung that fits one unit. Pure; nothing is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer_rank.admission.budget import Budget
+from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
+from trainer_rank.admission.ladder import Plan, Rung
+from trainer_rank.packing import slot_groups
+from trainer_rank.requests import RequestShape
+
+Unit = tuple[RequestShape, ...]
+
+
+class Forecaster(Protocol):
+    """What a plan will take, seen from one memory sample of the device."""
+
+    def demand(self, plan: Plan) -> Demand:
+        """Forecast the memory of a plan; unknown where no tape covers it."""
+
+    def cost_ns(self, plan: Plan) -> int | None:
+        """Forecast the time of a plan, nanoseconds; None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision with every input that it was made from; ``plan`` is None when nothing was admitted."""
+
+    units: int
+    plan: Plan | None
+    decision: Decision
+    budget: Budget
+    candidates: tuple[Candidate, ...]
+    demands: tuple[Demand, ...]
+
+    @property
+    def demand(self) -> Demand | None:
+        """The forecast of the chosen plan."""
+        for candidate, demand in zip(self.candidates, self.demands, strict=True):
+            if candidate.ordinal == self.decision.selected:
+                return demand
+        return None
+
+
+def choose(
+    units: Sequence[Unit], rungs: Sequence[Rung], forecaster: Forecaster, budget: Budget, *, oversize: bool = False
+) -> Choice:
+    """Choose how many of the pending ``units`` run now, and how.
+
+    Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
+    the rungs are tried on it alone, the cheapest first.
+    """
+    widest = _widest(units, forecaster, budget)
+    if widest is not None:
+        return widest
+    plans = _ordered(units[0], rungs, forecaster)
+    candidates: list[Candidate] = []
+    demands: list[Demand] = []
+    for ordinal, plan in enumerate(plans):
+        candidates.append(_candidate(ordinal, plan, forecaster))
+        demands.append(forecaster.demand(plan))
+        if decide(demands[-1:], budget, candidates[-1:]).outcome is Outcome.ADMITTED:
+            break
+    decision = decide(demands, budget, candidates, oversize=oversize)
+    chosen = None if decision.selected is None else plans[decision.selected]
+    return Choice(1, chosen, decision, budget, tuple(candidates), tuple(demands))
+
+
+def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:
+    """Find the largest number of leading units that fits whole: by doubling, then by halving the gap."""
+    best: Choice | None = None
+    low, high = 0, len(units) + 1
+    width = 1
+    while low + 1 < high:
+        width = min(width, high - 1)
+        choice = _whole(units[:width], forecaster, budget)
+        if choice is None:
+            high = width
+        else:
+            best, low = choice, width
+        width = 2 * low if high > len(units) else (low + high) // 2
+    return best
+
+
+def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:
+    plan = Plan("whole", slot_groups([shape for unit in units for shape in unit]))
+    demand = forecaster.demand(plan)
+    if demand.coverage is not Coverage.COVERED:
+        return None
+    candidate = _candidate(0, plan, forecaster)
+    decision = decide([demand], budget, [candidate])
+    if decision.outcome is not Outcome.ADMITTED:
+        return None
+    return Choice(len(units), plan, decision, budget, (candidate,), (demand,))
+
+
+def _ordered(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster) -> list[Plan]:
+    groups = slot_groups(unit)
+    plans = [plan for rung in rungs for plan in rung.plans(groups)]
+    costs = [forecaster.cost_ns(plan) for plan in plans]
+    if all(cost is not None for cost in costs):
+        order = sorted(range(len(plans)), key=lambda each: (costs[each], each))
+        return [plans[each] for each in order]
+    return plans
+
+
+def _candidate(ordinal: int, plan: Plan, forecaster: Forecaster) -> Candidate:
+    return Candidate(ordinal, plan.rung, plan.indices, plan.packed_tokens, forecaster.cost_ns(plan))

@@ -1,0 +1,164 @@
+"""Run an admitted plan: forwards in order, outputs handed over detached, backwards one subforward at a time.
+
+Outputs are leaves of the caller's loss. Its gradient is collected there first and then driven through one subforward
+after the other, the last one first, so that retained and rerun subforwards meet the same gradients in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from trainer_rank.admission.ladder import Plan, Retention
+from trainer_rank.errors import InvalidInputError
+from trainer_rank.microbatch import RequestOutput
+from trainer_rank.models.protocol import ModelRuntime, PackedBatch, PackedOutputs
+from trainer_rank.packing import Subforward
+from trainer_rank.randomness import RandomState, capture, restore
+from trainer_rank.requests import Request
+
+
+def pack(requests: Sequence[Request], device: torch.device) -> PackedBatch:
+    """Lay requests end to end on the device, in this order."""
+    lengths = tuple(request.tokens.shape[0] for request in requests)
+    boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    return PackedBatch(
+        tokens=torch.cat([request.tokens for request in requests]).to(device, non_blocking=True),
+        targets=torch.cat([request.targets for request in requests]).to(device, non_blocking=True),
+        lengths=lengths,
+        boundaries=boundaries.to(device, non_blocking=True),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaves:
+    """Outputs as the caller sees them: detached from the graph, with gradients of their own."""
+
+    log_probabilities: torch.Tensor
+    hidden: torch.Tensor | None
+
+    @classmethod
+    def of(cls, outputs: PackedOutputs, gradients: bool) -> _Leaves:
+        hidden = outputs.hidden
+        return cls(
+            outputs.log_probabilities.detach().requires_grad_(gradients),
+            None if hidden is None else hidden.detach().requires_grad_(gradients),
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.log_probabilities] if self.hidden is None else [self.log_probabilities, self.hidden]
+
+
+class SubforwardRun:
+    """One subforward from its forward to its backward."""
+
+    def __init__(
+        self, model: ModelRuntime, subforward: Subforward, requests: Sequence[Request], retention: Retention
+    ) -> None:
+        self.subforward = subforward
+        self._model = model
+        self._requests = requests
+        self._retention = retention
+        self._graph: PackedOutputs | None = None
+        self._leaves: _Leaves | None = None
+        self._random: RandomState | None = None
+
+    def forward(self) -> None:
+        """Compute the outputs; keeps the graph only when it is retained on the device."""
+        rerun = self._retention is Retention.RERUN and self.subforward.key.gradients
+        if rerun:
+            self._random = capture(self._model.device.torch_device)
+        outputs = self._compute(self.subforward.key.gradients and not rerun)
+        self._leaves = _Leaves.of(outputs, self.subforward.key.gradients)
+        if self.subforward.key.gradients and not rerun:
+            self._graph = outputs
+
+    def outputs(self) -> dict[int, RequestOutput]:
+        """Return the outputs by original request index, as views of the packed ones."""
+        assert self._leaves is not None
+        lengths = list(self.subforward.lengths)
+        parts = torch.split(self._leaves.log_probabilities, lengths)
+        if self._leaves.hidden is None:
+            return {index: RequestOutput(part) for index, part in zip(self.subforward.indices, parts, strict=True)}
+        hidden = torch.split(self._leaves.hidden, lengths)
+        return {
+            index: RequestOutput(part, states)
+            for index, part, states in zip(self.subforward.indices, parts, hidden, strict=True)
+        }
+
+    def backward(self) -> None:
+        """Drive the gradients that the caller's loss left on the outputs into the adapters, and free the graph."""
+        leaves, self._leaves = self._leaves, None
+        if leaves is None or not self.subforward.key.gradients:
+            return
+        gradients = [leaf.grad for leaf in leaves.tensors()]
+        if all(gradient is None for gradient in gradients):
+            self._graph = None
+            return
+        outputs, self._graph = self._graph or self._again(), None
+        roots = [outputs.log_probabilities] if outputs.hidden is None else [outputs.log_probabilities, outputs.hidden]
+        pairs = [(root, grad) for root, grad in zip(roots, gradients, strict=True) if grad is not None]
+        del leaves, outputs, roots
+        torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+
+    def _again(self) -> PackedOutputs:
+        """Run the forward once more under the random state of its first run, this time with a graph."""
+        assert self._random is not None
+        device = self._model.device.torch_device
+        present = capture(device)
+        restore(self._random, device)
+        try:
+            return self._compute(gradients=True)
+        finally:
+            restore(present, device)
+
+    def _compute(self, gradients: bool) -> PackedOutputs:
+        key = self.subforward.key
+        batch = pack(self._requests, self._model.device.torch_device)
+        with torch.set_grad_enabled(gradients):
+            return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
+
+
+class PlanRun:
+    """A plan in execution. ``stage`` is told the name of each stage before it begins."""
+
+    def __init__(
+        self,
+        model: ModelRuntime,
+        plan: Plan,
+        requests: Mapping[int, Request],
+        stage: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._stage = stage
+        self._runs = [
+            SubforwardRun(model, each, [requests[index] for index in each.indices], plan.retention)
+            for each in plan.subforwards
+        ]
+        self.trains = any(each.key.gradients for each in plan.subforwards)
+        self.outputs: dict[int, RequestOutput] = {}
+
+    def forward(self) -> None:
+        """Run every subforward in order and collect the outputs."""
+        for number, run in enumerate(self._runs):
+            self._stage(f"forward/{number}")
+            run.forward()
+        self._stage("caller")
+        for run in self._runs:
+            self.outputs |= run.outputs()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Propagate ``loss``, a scalar made from the outputs; the last subforward first. Outputs are dropped."""
+        if loss.dim() != 0 or not loss.requires_grad:
+            raise InvalidInputError(
+                f"the loss is of shape {tuple(loss.shape)} and {'needs' if loss.requires_grad else 'has no'} gradient; "
+                "give a scalar made from the micro-batch's outputs"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.outputs = {}
+        while self._runs:
+            self._stage(f"backward/{len(self._runs) - 1}")
+            self._runs.pop().backward()
+        self._stage("after")
