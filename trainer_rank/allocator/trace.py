@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -43,7 +43,7 @@ class Trace:
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     memory_info: tuple[int, int] | None = None
-    features: dict[str, int] | None = None
+    features: dict[str, int] = field(default_factory=dict)
     marks: tuple[tuple[int, str], ...] = ()
     source: str = ""
 
@@ -75,10 +75,10 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 
 def _document(trace: Trace) -> dict[str, Any]:
-    features = trace.features or {}
-    named = {key: features[name] for key, name in _FEATURE_KEYS.items() if name in features}
-    document: dict[str, Any] = dict(named)
-    others = {name: value for name, value in features.items() if name not in _FEATURE_KEYS.values()}
+    document: dict[str, Any] = {
+        key: trace.features[name] for key, name in _FEATURE_KEYS.items() if name in trace.features
+    }
+    others = {name: value for name, value in trace.features.items() if name not in _FEATURE_KEYS.values()}
     if others:
         document["features"] = others
     if trace.memory_info is not None:
@@ -103,7 +103,7 @@ def _unpacked(stream: IO[bytes], source: str) -> bytes:
         text = stream.read(LARGEST_FILE + 1)
     else:
         with gzip.GzipFile(fileobj=stream) as unpacked:
-            text = _read_packed(unpacked, source)
+            text = _read_packed(unpacked, stream, source)
     if len(text) > LARGEST_FILE:
         raise TraceError(f"{source}: more than {LARGEST_FILE} bytes of JSON; record a shorter pass")
     if not text:
@@ -111,7 +111,7 @@ def _unpacked(stream: IO[bytes], source: str) -> bytes:
     return text
 
 
-def _read_packed(unpacked: gzip.GzipFile, source: str) -> bytes:
+def _read_packed(unpacked: gzip.GzipFile, packed: IO[bytes], source: str) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
@@ -119,27 +119,24 @@ def _read_packed(unpacked: gzip.GzipFile, source: str) -> bytes:
             parts.append(part)
             size += len(part)
     except (EOFError, OSError, zlib.error) as error:
-        raise TraceError(f"{source}: damaged gzip data after {size} unpacked bytes ({error})") from error
+        raise TraceError(
+            f"{source}: gzip data is cut or damaged at byte {packed.tell()} of the file ({error})"
+        ) from error
     return b"".join(parts)
-
-
-def _refuse_constant(name: str) -> Any:  # noqa: ANN401 - the signature that json asks for
-    raise TraceError(f"holds {name}; every value is an integer")
 
 
 def _json(text: bytes) -> object:
     try:
-        return json.loads(text.decode(), parse_constant=_refuse_constant)
+        return json.loads(text)
     except UnicodeDecodeError as error:
         raise TraceError(f"not text at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise TraceError(
-            f"not JSON at byte {len(error.doc[: error.pos].encode())} of {len(text)} ({error.msg})"
-        ) from None
+        at = len(error.doc[: error.pos].encode())
+        raise TraceError(f"not JSON at byte {at} of {len(text)} ({error.msg})") from None
     except RecursionError:
         raise TraceError("not a trace: lists nested too deep to read") from None
-    except ValueError as error:
-        raise TraceError(f"not readable: {error}") from None
+    except ValueError:  # an integer of thousands of digits; kept as text, so that the check of its row names it
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 40 else digits)
 
 
 def _trace(value: object, source: str) -> Trace:
@@ -177,8 +174,8 @@ def _event(row: object, index: int) -> Event:
     integers = type(address) is int and type(size) is int and type(stream) is int
     if integers and min(address, size, stream) >= 0 and max(address, size, stream) < 1 << 64:
         return Event(action, address, size, stream)
-    for name, field in (("address", address), ("size", size), ("stream", stream)):
-        whole_number(field, f"event {index} ({action[:20]}): {name}")
+    for name, value in (("address", address), ("size", size), ("stream", stream)):
+        whole_number(value, f"event {index} ({action[:20]}): {name}")
     raise AssertionError(f"event {index} has no readable fault")
 
 
