@@ -53,7 +53,7 @@ def read_figure(raw: object) -> int | str | Unreadable:
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         return Unreadable(f"is no number but {type(raw).__name__} {str(raw)[:40]!r}")
     if isinstance(raw, int):
-        return raw if abs(raw) < 2**63 else Unreadable("is larger than 64 bits")
+        return raw if abs(raw) < 2**53 else Unreadable("is larger than 53 bits")
     if not math.isfinite(raw):
         return Unreadable("is NaN" if math.isnan(raw) else "is infinite")
     return _decimal_text(raw)

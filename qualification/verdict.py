@@ -40,6 +40,12 @@ class Threshold(Record, frozen=True):
     plausible_from: int | str | None = None
     plausible_to: int | str | None = None
 
+    @property
+    def plausible_range(self) -> str:
+        """Return the plausible range in words, for example ``at least 0.1, at most 4``."""
+        bounds = (("at least", self.plausible_from), ("at most", self.plausible_to))
+        return ", ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+
     def holds(self, measured: Decimal) -> bool:
         """Say whether the measured figure lies on the right side of the threshold."""
         value = Decimal(self.value)
@@ -77,8 +83,7 @@ def _judge(threshold: Threshold, measured: Figure | Unreadable) -> tuple[Verdict
         return Verdict.INCOMPLETE, f"{threshold.name} {value.reason}"
     stated = f"{threshold.name} is {measured} {threshold.unit}"
     if not threshold.plausible(value):
-        low, high = threshold.plausible_from, threshold.plausible_to
-        return Verdict.INCONCLUSIVE, f"{stated}, outside the plausible {low} .. {high}"
+        return Verdict.INCONCLUSIVE, f"{stated}, which is not plausible ({threshold.plausible_range})"
     if not threshold.holds(value):
         wanted = threshold.direction.value.replace("_", " ")
         return threshold.shortfall, f"{stated}, must be {wanted} {threshold.value}"
