@@ -21,6 +21,7 @@ class Entry(NamedTuple):
 
     pid: int
     parent: int
+    session: int
     start_ticks: int
     state: str
     command: str
@@ -48,6 +49,7 @@ def read_entry(pid: int) -> Entry | None:
     return Entry(
         pid=pid,
         parent=int(fields[1]),
+        session=int(fields[3]),
         start_ticks=int(fields[19]),
         state=_STATES.get(fields[0].decode(), "running"),
         command=line[name_start + 1 : name_end].decode(errors="replace"),

@@ -139,7 +139,7 @@ class Supervisor:
             stream.close()
 
     def _hear_event(self, line: bytes) -> None:
-        if CLOSING in line and msgspec.json.decode(line, type=dict[str, object]).get("kind") == "closing":
+        if CLOSING in line and msgspec.json.decode(line, type=dict[str, object]).get("event") == "closing":
             self.closing_since = time.monotonic()
 
     def _hear_control(self) -> None:

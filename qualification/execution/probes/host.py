@@ -1,0 +1,89 @@
+"""What a run may leave on its host: processes, groups, shared memory, sockets, ports, caches and its worktree.
+
+Each function returns what it read and what is left; it raises OSError when it cannot read, which is never clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from qualification.execution.environment import cache_folder, retire_caches
+from qualification.execution.identity import Entry, all_entries, find, record
+from qualification.execution.supervision import Census
+from qualification.execution.sweep import survivors
+from qualification.records import Figure, Process
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written to
+UNIX_SOCKETS = Path("/proc/net/unix")
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENING = "0A"
+
+Values = dict[str, Figure | bool | tuple[str, ...]]
+
+
+def leftover_processes(censuses: Iterable[Census], known: Iterable[Process]) -> tuple[Process, ...]:
+    """Return every process of the run that still exists, its supervisors included.
+
+    Found by identity (``known``: what the sweeps saw), below and beside them, by scope and by token.
+    """
+    left: dict[tuple[int, int], Process] = {}
+    for census in censuses:
+        for entry in survivors(census):
+            left[entry.key] = record(entry)
+        if (supervisor := find(census.supervisor)) is not None and supervisor.state != "zombie":
+            left[supervisor.key] = record(supervisor)
+    for process in known:
+        if (still := find(process)) is not None:
+            left[still.key] = record(still)
+    return tuple(left.values())
+
+
+def leftover_groups(known: Sequence[Process]) -> tuple[Entry, ...]:
+    """Return processes that still live in a session which a process of the run opened and has left by dying."""
+    alive = {entry.pid: entry for entry in all_entries()}
+    opened = {process.pid for process in known if process.pid not in alive}
+    return tuple(entry for entry in alive.values() if entry.session in opened)
+
+
+def shared_memory(token: str) -> tuple[str, ...]:
+    """Return the POSIX shared memory segments whose name carries the run's token."""
+    return tuple(sorted(str(path) for path in SHARED_MEMORY.iterdir() if token in path.name))
+
+
+def sockets(token: str) -> tuple[str, ...]:
+    """Return the Unix sockets, abstract ones included, whose name carries the run's token."""
+    names = (line.split()[-1] for line in UNIX_SOCKETS.read_text(errors="replace").splitlines()[1:])
+    return tuple(sorted({name for name in names if token in name}))
+
+
+def listening(ports: Iterable[int]) -> tuple[str, ...]:
+    """Return which of the run's TCP ports somebody still listens on."""
+    wanted = set(ports)
+    open_ports = set[int]()
+    for table in TCP_TABLES:
+        if not table.exists():  # a host without IPv6
+            continue
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING:
+                open_ports.add(int(fields[1].rpartition(":")[2], 16))
+    return tuple(str(port) for port in sorted(wanted & open_ports))
+
+
+def retire(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Delete the private compile caches of a run, prove that they are gone, and return which there were."""
+    retired = tuple(name for folder in folders for name in retire_caches(folder))
+    for folder in folders:
+        if cache_folder(folder).exists():
+            raise OSError(f"{cache_folder(folder)} came back after it was deleted")
+    return retired
+
+
+def existing(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Return which of the paths exist."""
+    return tuple(str(path) for path in paths if path.exists())
+
+
+Check = Callable[[], tuple[Values, str | None]]
+"""Looks at one thing: returns what it read and, when something is left, why that is so. Raises when it cannot read."""
