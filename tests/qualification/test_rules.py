@@ -1,11 +1,14 @@
 import hashlib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from qualification.criteria.observation import Observation
+from qualification.execution.receipt import REQUIRED
 from qualification.records import Ground, Verdict
 from qualification.rules import RulesError, judged_workloads, load_rules, parse_rules, shipped_rules
-from qualification.verdict import Direction
+from qualification.verdict import Direction, fold
 
 TEXT = """
 format = 1
@@ -101,3 +104,21 @@ def test_every_shipped_document_loads_and_requires_native_evidence() -> None:
         assert rules.name == name
         assert {workload.ground for workload in rules.workloads} == {Ground.NATIVE}
         assert {workload.name for workload in rules.workloads} <= judged_workloads()
+
+
+def test_every_figure_that_shipped_rules_ask_for_is_one_that_the_judge_gives_in_that_unit() -> None:
+    for name in shipped_rules():
+        for workload in load_rules(name).rules.workloads:
+            judge = import_module(f"qualification.criteria.{workload.name}").judge
+            nothing = Observation(
+                workload=workload.name, ground=workload.ground, exit_code=None, timed_out=False, events=()
+            )
+            given = {(criterion.name, criterion.unit) for criterion in judge(nothing)}
+            assert {(threshold.name, threshold.unit) for threshold in workload.criteria} <= given
+            assert fold(judge(nothing)) is not Verdict.PASSED
+
+
+def test_every_probe_that_shipped_rules_ask_for_is_one_that_a_receipt_holds() -> None:
+    for name in shipped_rules():
+        for probes in load_rules(name).rules.probes.values():
+            assert {"processes", "lease"} <= set(probes) <= set(REQUIRED)
