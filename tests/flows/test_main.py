@@ -11,7 +11,6 @@ import pytest
 from flows.cli.main import COMMANDS, execute
 from qualification import errors
 
-
 HINT = "(--debug shows the traceback)"
 
 
