@@ -137,7 +137,7 @@ class PlanRun:
             SubforwardRun(model, each, [requests[index] for index in each.indices], plan.retention)
             for each in plan.subforwards
         ]
-        self.trains = any(each.key.gradients for each in plan.subforwards)
+        self.training_slots = frozenset(each.key.slot for each in plan.subforwards if each.key.gradients)
         self.outputs: dict[int, RequestOutput] = {}
 
     def forward(self) -> None:

@@ -48,9 +48,9 @@ class MicroBatch:
         return self._running("outputs").outputs
 
     @property
-    def trains(self) -> bool:
-        """Whether any of its requests asked for gradients."""
-        return self._running("requests").trains
+    def training_slots(self) -> frozenset[str]:
+        """Slots of its requests that asked for gradients."""
+        return self._running("requests").training_slots
 
     def hold(self) -> None:
         """Keep the outputs until ``release()``, past the next admission."""

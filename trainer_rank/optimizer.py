@@ -107,7 +107,7 @@ class SlotOptimizer:
 
         Raises CheckpointError when names or shapes differ.
         """
-        self._check(state, steps)
+        self.check(state, steps)
         for name, parameter in self._parameters.items():
             parameter.copy_(state[f"parameter/{name}"])
         self._masters, self._adamw, self.steps = {}, None, steps
@@ -122,7 +122,8 @@ class SlotOptimizer:
                 "exp_avg_sq": state[f"exp_avg_sq/{name}"].to(master.device, copy=True),
             }
 
-    def _check(self, state: Mapping[str, torch.Tensor], steps: int) -> None:
+    def check(self, state: Mapping[str, torch.Tensor], steps: int) -> None:
+        """Raise CheckpointError when names or shapes of ``state`` are not this slot's; changes nothing."""
         parts = ["parameter"] if steps == 0 else ["parameter", "master", "exp_avg", "exp_avg_sq"]
         shapes = {f"{part}/{name}": value.shape for part in parts for name, value in self._parameters.items()}
         if steps:

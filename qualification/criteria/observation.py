@@ -55,20 +55,29 @@ class StampedEvent:
 
 @dataclass(frozen=True)
 class Replay:
-    """What replaying a recorded trace gave in trusted code; peaks in bytes. ``exact``: every event was reproduced."""
+    """What replaying a recorded trace gave in trusted code; bytes, and counts of events.
+
+    ``exact``: the allocator model reproduced every event and both recorded peaks; ``divergence`` says where not.
+    ``stages`` are the recording's marks in order, for example ``forward/0``.
+    """
 
     exact: bool
     peak_allocated: int
     peak_reserved: int
+    allocated_after: int
+    segments_freed: int
+    out_of_memory: int
+    stages: tuple[str, ...]
+    divergence: str | None = None
 
 
 @dataclass(frozen=True)
 class Observation:
     """Everything about one attempt that a judge may look at.
 
-    ``artifacts`` maps names to hashed files of the worker's output directory, ``replays`` the names of recorded traces
-    among them to their replay (``Unreadable`` when the file could not be replayed), ``measured`` names to what the
-    supervisor measured itself, in the unit that the name ends with.
+    ``artifacts`` maps the relative paths of the worker's output files to the hashed files. ``replays`` maps the
+    recordings among them (name without ``.trace.json.gz``) to their replay, ``Unreadable`` when there is none.
+    ``measured`` maps names to what the supervisor measured itself, in the unit that the name ends with.
     """
 
     workload: str

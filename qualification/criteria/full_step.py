@@ -1,0 +1,171 @@
+"""Judge a full-step run: the work was done, each step's forecast came first and held, and nothing was left.
+
+Counts of work rest on recordings and checkpoint files that were hashed after the run, peaks on their replay in trusted
+code, order on the launcher's stamps. A figure that cannot be read makes its criterion INCOMPLETE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+from qualification.criteria.observation import Observation, Replay, StampedEvent
+from qualification.criteria.tensors import read_tensors
+from qualification.figures import Unreadable
+from qualification.records import Basis, Criterion, Verdict
+from qualification.verdict import Direction, Threshold, compare
+
+SLOTS = ("adversary", "policy")
+UPDATES = 3
+BACKWARDS = 18
+WORST_ERROR_PERCENT = "5"
+
+_EXACTLY, _MOST = Direction.EQUAL, Direction.AT_MOST
+Measured = int | str | Unreadable
+
+
+def judge(observation: Observation) -> list[Criterion]:
+    """Return every criterion of the workload, in the order in which people read them."""
+    steps = _Steps(observation)
+    return [
+        _ended(observation),
+        _count("backwards", BACKWARDS, steps.backwards(), "backwards", shortfall=Verdict.INCOMPLETE),
+        _count("finite_losses", BACKWARDS, _finite_losses(observation), "losses"),
+        *(_count(f"optimizer_steps_{slot}", UPDATES, _optimizer_steps(observation, slot), "steps") for slot in SLOTS),
+        _none("steps_without_forecast_before", steps.count(steps.unannounced), "steps"),
+        _none("recordings_not_exact", steps.count(lambda replay, _: not replay.exact), "recordings"),
+        _none("allocated_above_bound", steps.above("bound_allocated", "peak_allocated"), "steps"),
+        _none("reserved_above_bound", steps.above("bound_reserved", "peak_reserved"), "steps"),
+        _worst("allocated_worst_error", steps.worst_error("peak_allocated")),
+        _worst("reserved_worst_error", steps.worst_error("peak_reserved")),
+        _none("out_of_memory_events", steps.total(lambda replay: replay.out_of_memory), "events"),
+        _none("allocator_retries", steps.total(lambda replay: replay.segments_freed), "segments"),
+        _none("allocated_after_close", _left_after_close(observation), "B"),
+    ]
+
+
+class _Steps:
+    """The steps of a run: each recording with the forecast that belongs to it."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+        self.replays = {name: found for name, found in observation.replays.items() if name.startswith("step-")}
+
+    def backwards(self) -> Measured:
+        """Count the recordings that contain a backward stage; every one must be readable."""
+        return self.total(lambda replay: int(any(stage.startswith("backward/") for stage in replay.stages)))
+
+    def total(self, part: Callable[[Replay], int]) -> Measured:
+        """Add up a figure over all recordings."""
+        total = 0
+        for name, found in self.replays.items():
+            if isinstance(found, Unreadable):
+                return Unreadable(f"is unknown: recording {name} {found.reason}")
+            total += part(found)
+        return total if self.replays else Unreadable("is unknown: no step was recorded")
+
+    def count(self, wrong: Callable[[Replay, str], bool]) -> Measured:
+        """Count the steps for which ``wrong`` holds."""
+        total = 0
+        for name, found in self.replays.items():
+            if isinstance(found, Unreadable):
+                return Unreadable(f"is unknown: recording {name} {found.reason}")
+            total += wrong(found, name)
+        return total if self.replays else Unreadable("is unknown: no step was recorded")
+
+    def unannounced(self, _: Replay, name: str) -> bool:
+        """Say whether a step lacks a forecast that was stamped before its observation."""
+        forecasts, observed = self._events("forecast", name), self._events("observed", name)
+        if len(forecasts) != 1 or len(observed) != 1:
+            return True
+        return not (
+            forecasts[0].sequence < observed[0].sequence and forecasts[0].monotonic_ns <= observed[0].monotonic_ns
+        )
+
+    def above(self, bound: str, peak: str) -> Measured:
+        """Count the steps whose replayed peak exceeds the bound that was forecast."""
+        pairs = self._pairs(bound, peak)
+        return pairs if isinstance(pairs, Unreadable) else sum(got > limit for limit, got in pairs)
+
+    def worst_error(self, peak: str) -> Measured:
+        """Return the largest absolute error of the forecast, percent of the replayed peak, three decimals."""
+        pairs = self._pairs(peak, peak)
+        if isinstance(pairs, Unreadable):
+            return pairs
+        worst = max(Decimal(100 * abs(forecast - got)) / got for forecast, got in pairs)
+        return format(worst.quantize(Decimal("0.001")), "f")
+
+    def _pairs(self, forecast: str, peak: str) -> list[tuple[int, int]] | Unreadable:
+        pairs = []
+        for name, found in self.replays.items():
+            if isinstance(found, Unreadable):
+                return Unreadable(f"is unknown: recording {name} {found.reason}")
+            events = self._events("forecast", name)
+            said = events[0].whole(forecast) if len(events) == 1 else Unreadable(f"has {len(events)} forecasts")
+            if isinstance(said, Unreadable):
+                return Unreadable(f"is unknown: {forecast} of {name} {said.reason}")
+            got = int(getattr(found, peak))
+            if got <= 0:
+                return Unreadable(f"is unknown: {peak} of {name} is {got}")
+            pairs.append((said, got))
+        return pairs or Unreadable("is unknown: no step was recorded")
+
+    def _events(self, kind: str, name: str) -> list[StampedEvent]:
+        return [event for event in self._observation.of(kind) if event.whole("step") == _number(name)]
+
+
+def _number(name: str) -> int | None:
+    digits = name.removeprefix("step-")
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _ended(observation: Observation) -> Criterion:
+    threshold = Threshold(name="exit_code", direction=_EXACTLY, value=0, unit="code")
+    reason = "the worker ran out of time" if observation.timed_out else None
+    return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
+
+
+def _finite_losses(observation: Observation) -> Measured:
+    losses = observation.of("loss")
+    for event in losses:
+        value = event.figure("value")
+        if isinstance(value, Unreadable):
+            return Unreadable(f"are unknown: the loss in event {event.sequence} {value.reason}")
+    return len({event.whole("step") for event in losses})
+
+
+def _optimizer_steps(observation: Observation, slot: str) -> Measured:
+    name = f"checkpoint/slot-{slot}.safetensors"
+    if name not in observation.artifacts:
+        return Unreadable(f"is unknown: {name} is missing")
+    tensors = read_tensors(observation.artifacts[name])
+    if isinstance(tensors, Unreadable):
+        return Unreadable(f"is unknown: {name} {tensors.reason}")
+    counts = [tensor.scalar() for key, tensor in tensors.items() if key.startswith("step/")]
+    moments = [tensor.content for key, tensor in tensors.items() if key.startswith("exp_avg/")]
+    if not counts or len(set(map(str, counts))) != 1 or isinstance(counts[0], Unreadable):
+        return Unreadable(f"is unknown: {name} holds no single step count")
+    if not any(any(content) for content in moments):
+        return Unreadable(f"is unknown: {name} holds no moment other than zero")
+    return int(counts[0]) if counts[0].is_integer() else Unreadable(f"is {counts[0]}")
+
+
+def _left_after_close(observation: Observation) -> Measured:
+    found = observation.replays.get("close", Unreadable("is missing"))
+    return (
+        Unreadable(f"is unknown: recording close {found.reason}")
+        if isinstance(found, Unreadable)
+        else found.allocated_after
+    )
+
+
+def _count(name: str, value: int, measured: Measured, unit: str, shortfall: Verdict = Verdict.FAILED) -> Criterion:
+    return compare(Threshold(name=name, direction=_EXACTLY, value=value, unit=unit, shortfall=shortfall), measured)
+
+
+def _none(name: str, measured: Measured, unit: str) -> Criterion:
+    return compare(Threshold(name=name, direction=_MOST, value=0, unit=unit, plausible_from=0), measured)
+
+
+def _worst(name: str, measured: Measured) -> Criterion:
+    return compare(Threshold(name=name, direction=_MOST, value=WORST_ERROR_PERCENT, unit="%"), measured)

@@ -1,0 +1,60 @@
+"""Read the tensors of a safetensors file without any tensor library, for judging what a worker saved.
+
+The format is 8 bytes of little-endian header length, a JSON header with dtype, shape and byte range per tensor, data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qualification.figures import Unreadable, read_object
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor as stored: its element type as the file names it, for example F32, and its bytes."""
+
+    dtype: str
+    content: bytes
+
+    def scalar(self) -> float | Unreadable:
+        """Return the value of a float32 scalar."""
+        if self.dtype != "F32" or len(self.content) != 4:
+            return Unreadable(f"is no float32 scalar but {len(self.content)} bytes of {self.dtype}")
+        value: float = struct.unpack("<f", self.content)[0]
+        return value
+
+
+def read_tensors(path: Path) -> Mapping[str, StoredTensor] | Unreadable:
+    """Return every tensor of a file by name, or why the file cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return Unreadable(f"cannot be read: {error.strerror}")
+    if len(content) < 8:
+        return Unreadable("is too short for a header")
+    (size,) = struct.unpack("<Q", content[:8])
+    if size > len(content) - 8:
+        return Unreadable("ends inside its header")
+    header = read_object(content[8 : 8 + size])
+    if isinstance(header, Unreadable):
+        return header
+    found: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        tensor = _tensor(entry, content[8 + size :])
+        if tensor is None:
+            return Unreadable(f"names no bytes for tensor {name}")
+        found[name] = tensor
+    return found
+
+
+def _tensor(entry: object, data: bytes) -> StoredTensor | None:
+    match entry:
+        case {"dtype": str(dtype), "data_offsets": [int(start), int(end)]} if 0 <= start <= end <= len(data):
+            return StoredTensor(dtype, data[start:end])
+    return None

@@ -1,0 +1,76 @@
+"""Three complete updates over two slots on ragged lengths: 18 backwards, real losses and gradients.
+
+Parameters: ``updates`` (3), ``batches`` per update (6), ``requests`` per batch (4), ``shortest`` (24) and ``longest``
+(160) tokens of a request, ``seed`` (593015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from qualification.execution.worker import Context
+
+SLOTS = ("policy", "adversary")
+
+
+class Output(Protocol):
+    """What a workload reads of a request's output."""
+
+    log_probabilities: torch.Tensor
+
+
+def run(context: Context) -> None:
+    """Train and report; recordings of every step and the last checkpoint stay in the output directory."""
+    contract = context.contract
+    seed = context.parameter("seed", 593015)
+    subject = contract.construct(
+        ground=context.job.ground.value,
+        policy=context.job.policy,
+        seed=seed,
+        slots=SLOTS,
+        recordings=context.output,
+        on_event=context.emit_event,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    for update in range(context.parameter("updates", 3)):
+        for batch in range(context.parameter("batches", 6)):
+            requests = ragged_requests(context, subject.vocabulary, generator, f"{update}/{batch}")
+            for micro_batch in contract.forward(subject, requests):
+                loss = policy_loss(micro_batch.outputs)
+                contract.backward(subject, micro_batch, loss)
+                context.emit("loss", step=micro_batch.step, update=update, value=_number(loss))
+        report = contract.step(subject)
+        context.emit("optimizer", update=update, slots={name: _slot(each) for name, each in report.items()})
+    contract.save(subject, context.output / "checkpoint")
+    context.emit("close", report=contract.close(subject))
+
+
+def ragged_requests(context: Context, vocabulary: int, generator: torch.Generator, group: str) -> list[object]:
+    """Draw one batch: lengths uniform between the bounds, slots alternating, one group."""
+    low, high = context.parameter("shortest", 24), context.parameter("longest", 160)
+    requests = []
+    for index in range(context.parameter("requests", 4)):
+        length = int(torch.randint(low, high + 1, (), generator=generator))
+        tokens = torch.randint(0, vocabulary, (length + 1,), generator=generator)
+        slot = SLOTS[index % len(SLOTS)]
+        requests.append(context.contract.request(tokens[:-1], tokens[1:], slot=slot, group=group))
+    return requests
+
+
+def policy_loss(outputs: Mapping[int, Output]) -> torch.Tensor:
+    """Return the mean over requests of a signed mean log-probability: in each slot one is rewarded, one punished."""
+    signed = [
+        (-1.0 if index % 4 < 2 else 1.0) * output.log_probabilities.mean() for index, output in sorted(outputs.items())
+    ]
+    return torch.stack(signed).mean()
+
+
+def _slot(report: Mapping[str, Any]) -> dict[str, object]:
+    return {"step": report["step"], "gradient_norm": _number(report["gradient_norm"])}
+
+
+def _number(value: torch.Tensor) -> float:
+    return float(value.detach())

@@ -1,0 +1,105 @@
+"""The versioned contract between a subject's trainer_rank and the workloads that qualify it.
+
+A workload calls these functions and nothing else of the package. A change that breaks one of them raises the version,
+and a pipeline that speaks another version refuses the head by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_rank.errors import UnsupportedError
+from trainer_rank.microbatch import MicroBatch
+from trainer_rank.policies import load_policy
+from trainer_rank.rank import TrainerRank
+from trainer_rank.reports.recordings import StepRecorder
+from trainer_rank.requests import Request
+
+CONTRACT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A constructed TrainerRank with the device it runs on. Tokens lie in [0, ``vocabulary``)."""
+
+    rank: TrainerRank
+    device: Any
+    vocabulary: int
+    recorder: StepRecorder | None
+
+
+def construct(
+    *,
+    ground: str,
+    policy: str,
+    seed: int,
+    slots: Sequence[str],
+    capacity: int | None = None,
+    recordings: Path | None = None,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> Subject:
+    """Build the small reference model on the ground's device, with a TrainerRank over it.
+
+    ``ground``: ``native`` (the first visible CUDA device) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes).
+    ``recordings``: the folder that gets the allocator recording of every step.
+    """
+    device = _device(ground, capacity)
+    model = _model(device, tuple(slots), seed)
+    recorder = None if recordings is None else StepRecorder(device, recordings)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if recorder is not None:
+            recorder.event(event)
+        on_event(event)
+
+    stage = (lambda _: None) if recorder is None else recorder.stage
+    rank = TrainerRank(model, load_policy(policy), on_event=tell, on_stage=stage)
+    return Subject(rank, device, model.geometry.vocabulary, recorder)
+
+
+def request(
+    tokens: torch.Tensor, targets: torch.Tensor, *, slot: str, gradients: bool = True, group: str | None = None
+) -> Request:
+    """Make a request of host int64 tensors (n,)."""
+    return Request(tokens, targets, slot, gradients, group)
+
+
+def forward(subject: Subject, requests: Sequence[Request]) -> Iterator[MicroBatch]:
+    """Yield micro-batches with ``step`` and ``outputs`` (by request index, each with ``log_probabilities`` (n,))."""
+    return subject.rank.forward_micro_batches(requests)
+
+
+def backward(subject: Subject, micro_batch: MicroBatch, loss: torch.Tensor) -> None:
+    """Propagate a scalar loss made from the outputs."""
+    subject.rank.backward(micro_batch, loss)
+
+
+def step(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Step the optimizer; per slot that stepped its count ``step`` and ``gradient_norm`` (a scalar tensor)."""
+    return {slot: vars(report) for slot, report in subject.rank.optim_step().items()}
+
+
+def save(subject: Subject, path: Path) -> str:
+    """Publish a checkpoint; returns the SHA-256 of its manifest."""
+    return subject.rank.save_checkpoint(path)
+
+
+def load(subject: Subject, path: Path) -> None:
+    """Take over a checkpoint whole."""
+    subject.rank.load_checkpoint(path)
+
+
+def close(subject: Subject) -> dict[str, int]:
+    """Drop everything, recorded as ``close`` when steps are recorded; what is left on the device, in bytes."""
+    if subject.recorder is None:
+        return subject.rank.close()
+    subject.recorder.record("close")
+    try:
+        return subject.rank.close()
+    finally:
+        subject.recorder.finish()
