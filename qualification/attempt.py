@@ -35,7 +35,7 @@ class Attempt(Record, frozen=True):
     rules_sha256: Sha256
     environment_sha256: Sha256
     source: str
-    parameters: dict[str, Figure] = {}
+    parameters: dict[str, Figure] = msgspec.field(default_factory=dict)
     requested_by: str | None = None
     worktree: str | None = None
     store: str | None = None
