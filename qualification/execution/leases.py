@@ -100,6 +100,9 @@ class LeaseStore(Protocol):
     def check(self, leases: Sequence[Lease]) -> None:
         """Raise LeaseLost unless every lease is in force now. Called right before the first touch of a device."""
 
+    def adopt(self, lease: Lease, holder: Process, host: str) -> Lease:
+        """Take over an expired lease to recover it, under a fresh token. Raises LeaseLost unless expired and open."""
+
     def release(self, lease: Lease, status: ReceiptStatus, reason: str | None = None) -> None:
         """Close a lease with its receipt's status, expired or not; anything but CLEAN quarantines the device.
 
