@@ -1,0 +1,198 @@
+"""A real card through torch.cuda, whose own caching allocator keeps the figures and the history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trainer_rank.allocator.settings import require_supported
+from trainer_rank.allocator.snapshot import Snapshot, from_torch
+from trainer_rank.allocator.trace import Event
+from trainer_rank.devices.cards import Card, card_names, load_card
+from trainer_rank.devices.protocol import MemoryInfo
+from trainer_rank.devices.recorder import TraceRecording
+from trainer_rank.errors import TraceError, UnsupportedError
+
+_HISTORY_ENTRIES = 1_000_000
+"""Events that a recording may hold; about 100 B each without stacks."""
+_COUNTED = ("alloc", "free_requested")
+"""Events that the allocator's own counters count too."""
+
+
+class CudaDevice:
+    """One real card of this process; implements :class:`trainer_rank.devices.protocol.Device`.
+
+    ``card`` is a name or a card; by default the shipped card of the same capacity, else one that states the capacity
+    alone. ``history_entries`` bounds a recording. Raises UnsupportedError under allocator settings that the model does
+    not cover, named.
+    """
+
+    def __init__(
+        self, index: int = 0, *, card: Card | str | None = None, history_entries: int = _HISTORY_ENTRIES
+    ) -> None:
+        require_supported(os.environ)
+        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+            raise UnsupportedError(f"cuda:{index} is not there: PyTorch sees {torch.cuda.device_count()} devices")
+        if (backend := torch.cuda.get_allocator_backend()) != "native":
+            raise UnsupportedError(f"allocator backend {backend} is not modelled; use the native one")
+        self._index = index
+        self._history_entries = history_entries
+        self._recording: TraceRecording | None = None
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._card = _card_of(index) if card is None else load_card(card) if isinstance(card, str) else card
+
+    @property
+    def name(self) -> str:
+        """``cuda:N``."""
+        return f"cuda:{self._index}"
+
+    @property
+    def card(self) -> Card:
+        """The card's figures."""
+        return self._card
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of this device are created."""
+        return torch.device("cuda", self._index)
+
+    @contextmanager
+    def activate(self) -> Iterator[None]:
+        """Make this the calling thread's current device; restores the caller's on exit."""
+        with torch.cuda.device(self._index):
+            yield
+
+    def memory_info(self) -> MemoryInfo:
+        """Physically free and total bytes now, for every process together."""
+        return MemoryInfo(*torch.cuda.mem_get_info(self._index))
+
+    def allocated(self) -> int:
+        """Bytes in live blocks."""
+        return torch.cuda.memory_allocated(self._index)
+
+    def reserved(self) -> int:
+        """Bytes taken from the driver."""
+        return torch.cuda.memory_reserved(self._index)
+
+    def peak_allocated(self) -> int:
+        """Highest ``allocated()`` since ``reset_peaks()``."""
+        return torch.cuda.max_memory_allocated(self._index)
+
+    def peak_reserved(self) -> int:
+        """Highest ``reserved()`` since ``reset_peaks()``."""
+        return torch.cuda.max_memory_reserved(self._index)
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from the present values."""
+        torch.cuda.reset_peak_memory_stats(self._index)
+
+    def allocator_retries(self) -> int:
+        """How often the cache was freed because the driver refused."""
+        return int(self._statistics()["num_alloc_retries"])
+
+    def out_of_memory_count(self) -> int:
+        """How often out of memory was raised."""
+        return int(self._statistics()["num_ooms"])
+
+    def snapshot(self) -> Snapshot:
+        """The allocator's segments and blocks now."""
+        return from_torch(torch.cuda.memory_snapshot(), self._index)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def record(self) -> Iterator[TraceRecording]:
+        """Record allocator events inside the context and start new peaks; one recording at a time in the process.
+
+        Keeps no stacks. ``trace()`` raises TraceError when the buffer wrapped.
+        """
+        if self._recording is not None:
+            raise UnsupportedError(f"{self.name} is being recorded already; one recording at a time")
+        self.synchronize()
+        self.reset_peaks()
+        start = self._count()
+        recording = TraceRecording(lambda: self._count() - start, self.snapshot(), self._outside)
+        self._recording = recording
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, stacks="python", max_entries=self._history_entries, clear_history=True
+        )
+        try:
+            yield recording
+        finally:
+            self._recording = None
+            self.synchronize()
+            counted = self._count() - start
+            rows = torch.cuda.memory._snapshot(self._index)["device_traces"][self._index]
+            torch.cuda.memory._record_memory_history(None)
+            self._finish(recording, [_event(row) for row in rows if row["action"] != "snapshot"], counted)
+
+    def empty_cache(self) -> int:
+        """Return unused segments of **every** device of the process, as PyTorch does; bytes returned on this one."""
+        with self.activate():
+            self.synchronize()
+            before = self.reserved()
+            torch.cuda.empty_cache()
+            return before - self.reserved()
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
+        torch.cuda.synchronize(self._index)
+
+    def _statistics(self) -> dict[str, Any]:
+        return torch.cuda.memory_stats_as_nested_dict(self._index)
+
+    def _count(self) -> int:
+        """Allocations and frees since the process began, as the allocator counts them; never waits for the device."""
+        counts = self._statistics()["allocation"]["all"]
+        return int(counts["allocated"]) + int(counts["freed"])
+
+    def _outside(self) -> int:
+        free, total = self.memory_info()
+        return total - free - self.reserved()
+
+    def _finish(self, recording: TraceRecording, events: list[Event], counted: int) -> None:
+        seen = sum(event.action in _COUNTED for event in events)
+        if seen != counted:
+            recording.fail(
+                TraceError(
+                    f"the history holds {seen} of {counted} allocations and frees: the buffer of "
+                    f"{self._history_entries} entries wrapped; record again with a larger one"
+                )
+            )
+            return
+        recording.finish(
+            events,
+            self.snapshot(),
+            self.peak_allocated(),
+            self.peak_reserved(),
+            self.memory_info(),
+            positions=_positions(events),
+        )
+
+
+def _event(row: dict[str, Any]) -> Event:
+    address = row["device_free"] if row["action"] == "oom" else row["addr"]
+    return Event(row["action"], address, row["size"], row["stream"])
+
+
+def _positions(events: list[Event]) -> list[int]:
+    """Return, for each count of allocations and frees, the event index at which what follows begins."""
+    positions = [0]
+    for index, event in enumerate(events):
+        if event.action in _COUNTED:
+            positions.append(index + 1)
+        elif event.action == "free_completed":
+            positions[-1] = index + 1
+    return positions
+
+
+def _card_of(index: int) -> Card:
+    _, total = torch.cuda.mem_get_info(index)
+    for name in card_names():
+        card = load_card(name)
+        if card.capacity == total:
+            return card
+    title = torch.cuda.get_device_name(index)
+    return Card(title.lower().replace(" ", "-"), title, total, f"torch.cuda.mem_get_info({index}) of this machine", ())
