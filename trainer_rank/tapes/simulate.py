@@ -1,0 +1,69 @@
+"""Replay operations of a tape, at given sizes, on the allocator model from a live snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainer_rank.allocator.driver import ModelledDriver
+from trainer_rank.allocator.model import CachingAllocator
+from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.features import LARGEST
+from trainer_rank.tapes.passes import Action, Operation
+
+
+class Peak(NamedTuple):
+    """Highest bytes and the operation that reached them first; -1 when the start was the highest."""
+
+    size: int
+    operation: int
+
+
+class Peaks(NamedTuple):
+    """What a replay reached."""
+
+    allocated: Peak
+    reserved: Peak
+
+
+def unlimited(snapshot: Snapshot) -> CachingAllocator:
+    """Return the allocator in the state of ``snapshot`` on a driver that never refuses: a forecast asks how much."""
+    return CachingAllocator(ModelledDriver(LARGEST * 8, snapshot=snapshot), snapshot)
+
+
+def simulate(
+    allocator: CachingAllocator,
+    operations: Sequence[Operation],
+    sizes: Sequence[int],
+    handles: dict[int, int],
+    streams: Mapping[int, int],
+) -> Peaks:
+    """Apply ``operations``; allocation k takes ``sizes[k]`` bytes. Changes ``allocator`` and ``handles``.
+
+    ``handles`` maps a subject to the block that serves it and holds the ancestors at the start; an ancestor without
+    a block is skipped. ``streams`` maps the tape's stream numbers to the allocator's. Peaks restart here.
+    """
+    allocator.reset_peaks()
+    allocated, reserved = Peak(allocator.allocated, -1), Peak(allocator.reserved, -1)
+    high, top = allocated.size, reserved.size
+    malloc, request, complete = allocator.malloc, allocator.request_free, allocator.complete_free
+    for index, (action, subject, stream) in enumerate(operations):
+        if action == Action.ALLOCATE:
+            handles[subject] = malloc(sizes[subject], streams.get(stream, stream))
+            if allocator.allocated > high:
+                high = allocator.allocated
+                allocated = Peak(high, index)
+                if allocator.peak_reserved > top:
+                    top = allocator.peak_reserved
+                    reserved = Peak(top, index)
+            elif allocator.peak_reserved > top:
+                top = allocator.peak_reserved
+                reserved = Peak(top, index)
+        elif action == Action.RELEASE:
+            allocator.empty_cache()
+        elif subject in handles:
+            if action != Action.COMPLETE_FREE:
+                request(handles[subject])
+            if action != Action.REQUEST_FREE:
+                complete(handles.pop(subject))
+    return Peaks(allocated, reserved)

@@ -1,0 +1,69 @@
+"""What a tape is: the event orders of recorded passes, and for every allocation the rule of its size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainer_rank.tapes.explain import Explanation
+from trainer_rank.tapes.passes import Operation
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One recording that a path was seen in."""
+
+    features: dict[str, int]
+    source: str
+
+
+@dataclass(frozen=True)
+class Path:
+    """One order of events, seen at the sizes of its probes.
+
+    ``allocations[k]`` and ``ancestors[k]`` index the tape's explanations. ``stages`` are (first operation, name).
+    """
+
+    operations: tuple[Operation, ...]
+    stages: tuple[tuple[int, str], ...]
+    allocations: tuple[int, ...]
+    ancestors: tuple[int, ...]
+    probes: tuple[Probe, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The paths of one topology and layer count, those of the smallest probes first."""
+
+    context: int
+    layers: int | None
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Everything that was learned from the recordings; ``provenance`` says where they come from."""
+
+    explanations: tuple[Explanation, ...]
+    parts: tuple[Part, ...]
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def covers(self) -> frozenset[str]:
+        """Return the stages that some recording names, with what they are part of (``forward`` of ``forward/head``)."""
+        names = {name for part in self.parts for path in part.paths for _, name in path.stages}
+        parents = (name.split("/") for name in names)
+        return frozenset("/".join(parts[:count]) for parts in parents for count in range(1, len(parts) + 1))
+
+    def part(self, context: int, layers: int | None) -> Part | None:
+        """Return the part recorded with ``context`` ranks and ``layers`` layers (any, when None)."""
+        return next((part for part in self.parts if part.context == context and layers in (None, part.layers)), None)
+
+    def size(self, explanation: int, features: Mapping[str, int], *, upper: bool = False) -> int | None:
+        """Return the bytes by the simplest rule, or with ``upper`` by the largest that the recordings allow."""
+        explained = self.explanations[explanation]
+        size = explained.rule.size(features)
+        if upper:
+            sizes = [rule.size(features) or 0 for rule in explained.others]
+            return max([size or 0, *sizes]) or None
+        return size
