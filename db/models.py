@@ -40,6 +40,7 @@ ledger = Table(
     Column("sequence", Sequence, CheckConstraint("sequence >= 1"), primary_key=True, autoincrement=False),
     Column("previous_hash", Digest, nullable=False, unique=True),
     Column("hash", Digest, nullable=False, unique=True),
+    Column("envelope_sha256", Digest, nullable=False, unique=True),
     Column("envelope", LargeBinary, nullable=False),
 )
 

@@ -32,6 +32,7 @@ class Code(StrEnum):
     TRUNCATED = "truncated"
     REWRITTEN = "rewritten"
     CLOCK_BEHIND = "clock-behind"
+    REPEATED = "repeated"
     DATABASE = "database"
     BUNDLE = "bundle"
 
@@ -58,6 +59,7 @@ EXPLANATIONS = {
     Code.TRUNCATED: "the ledger is shorter than a signed tree head says",
     Code.REWRITTEN: "the ledger's hash at the size of a signed tree head is another one",
     Code.CLOCK_BEHIND: "this machine's clock is behind the newest signed tree head, so expiry cannot be judged",
+    Code.REPEATED: "the same signed envelope is recorded a second time",
     Code.DATABASE: "the database file is damaged",
     Code.BUNDLE: "the bundle's members are unsafe, missing, repeated or not what its manifest lists",
 }

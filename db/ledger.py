@@ -1,0 +1,137 @@
+"""The append-only ledger: takes signed envelopes, links them into the chain, and projects them, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from securesystemslib.signer import CryptoSigner
+from sqlalchemy import Connection, Engine, func, select
+
+from db import models
+from db.engine import reading, writing
+from db.projections import clear, insert, known_runs, project
+from db.source import StoredEvidence, read_identity, stored_evidence
+from qualification.errors import QualificationError
+from qualification.evidence.authentic import Authentic, authenticate
+from qualification.evidence.blobs import BlobStore
+from qualification.evidence.chain import Entry, link
+from qualification.evidence.heads import TreeHeads, next_head
+from qualification.evidence.trust import Trust
+from qualification.records import TreeHead, WorkloadResult
+
+_BATCH = 500
+
+
+class RecordingError(QualificationError):
+    """An envelope cannot be recorded as given; the ledger is unchanged."""
+
+
+class Ledger:
+    """Records facts in the database of ``engine``; the blobs that they rest on must be in ``store`` already.
+
+    Opening it signs the tree head of an empty ledger, so that one which lost all its heads can be told from a new one.
+    """
+
+    def __init__(self, engine: Engine, store: BlobStore, trust_folder: Path, signer: CryptoSigner) -> None:
+        self.engine, self.store, self._signer = engine, store, signer
+        self.trust = Trust.load(trust_folder)
+        with reading(engine) as connection:
+            self.identity = read_identity(connection)
+            size = connection.execute(select(func.count()).select_from(models.ledger)).scalar_one()
+        self.heads = TreeHeads(trust_folder, self.identity)
+        if size == 0:
+            self.sign_head()
+
+    def append(self, envelope: bytes) -> Entry:
+        """Record one envelope durably and return its entry."""
+        return self.append_all([envelope])[0]
+
+    def append_all(self, envelopes: Sequence[bytes]) -> tuple[Entry, ...]:
+        """Record several envelopes durably, all or none.
+
+        Raises InvalidEvidence for one that does not verify, RecordingError for one that is recorded already or rests on
+        a blob that is not stored, DatabaseError when the lock cannot be had or the disk is full.
+        """
+        facts = [authenticate(envelope, self.trust) for envelope in envelopes]
+        for fact in facts:
+            self._require_recordable(fact)
+        with writing(self.engine) as connection:
+            entries = _linked(connection, envelopes)
+            _require_new(connection, entries)
+            connection.execute(models.ledger.insert(), [_row(entry) for entry in entries])
+            numbered = [(entry.sequence, fact.read) for entry, fact in zip(entries, facts, strict=True)]
+            runs = {read.fact.run for _, read in numbered if isinstance(read.fact, WorkloadResult)}
+            insert(connection, project(numbered, known_runs(connection, runs) if runs else set()))
+        return entries
+
+    def sign_head(self) -> TreeHead:
+        """Sign a tree head for the ledger as it is now; it must extend the newest one."""
+        known = self.heads.read(self.trust)
+        with stored_evidence(self.engine) as source:
+            head = next_head(source, known)
+        self.heads.write(head, self._signer, self.trust)
+        return head
+
+    def _require_recordable(self, fact: Authentic) -> None:
+        if isinstance(fact.read.fact, TreeHead):
+            raise RecordingError(
+                "a tree head is kept apart from the ledger that it speaks of; it is not recorded in it"
+            )
+        missing = [digest for digest, _ in fact.read.blobs if not self.store.has(digest)]
+        if missing:
+            raise RecordingError(
+                f"the {fact.read.predicate_type.short} rests on blob {missing[0]}, which is not stored; store it first"
+            )
+
+
+def rebuild(engine: Engine, trust: Trust) -> int:
+    """Delete every projected row and make all of them again from the ledger; return how many entries were read.
+
+    Raises InvalidEvidence, and changes nothing, when an entry does not verify.
+    """
+    with writing(engine) as connection:
+        source = StoredEvidence(connection)
+        clear(connection)
+        runs: set[str] = set()
+        facts, count = [], 0
+        for entry in source.entries(0):
+            facts.append((entry.sequence, authenticate(entry.envelope, trust).read))
+            count += 1
+            if len(facts) == _BATCH:
+                insert(connection, project(facts, runs))
+                facts = []
+        insert(connection, project(facts, runs))
+    return count
+
+
+def _linked(connection: Connection, envelopes: Sequence[bytes]) -> tuple[Entry, ...]:
+    query = select(models.ledger.c.sequence, models.ledger.c.hash).order_by(models.ledger.c.sequence.desc()).limit(1)
+    tail = connection.execute(query).one_or_none()
+    if tail is None:
+        sequence, previous = 0, connection.execute(select(models.identity.c.genesis_hash)).scalar_one()
+    else:
+        sequence, previous = tail
+    entries: list[Entry] = []
+    for envelope in envelopes:
+        entries.append(link(sequence + 1, previous, envelope))
+        sequence, previous = entries[-1].sequence, entries[-1].hash
+    return tuple(entries)
+
+
+def _require_new(connection: Connection, entries: Sequence[Entry]) -> None:
+    digests = [entry.envelope_sha256 for entry in entries]
+    query = select(models.ledger.c.sequence).where(models.ledger.c.envelope_sha256.in_(digests)).limit(1)
+    known = connection.execute(query).scalar_one_or_none()
+    if known is not None or len(set(digests)) != len(digests):
+        raise RecordingError(f"the same signed fact is recorded already, at sequence {known or entries[0].sequence}")
+
+
+def _row(entry: Entry) -> dict[str, object]:
+    return {
+        "sequence": entry.sequence,
+        "previous_hash": entry.previous_hash,
+        "hash": entry.hash,
+        "envelope_sha256": entry.envelope_sha256,
+        "envelope": entry.envelope,
+    }
