@@ -13,7 +13,19 @@ from enum import StrEnum
 
 import msgspec
 
-from qualification.records import Commit, Count, Decision, Figure, Ground, ReceiptStatus, Record, Sha256, Stamp, Verdict
+from qualification.records import (
+    AdoptionDecision,
+    Commit,
+    Count,
+    Decision,
+    Figure,
+    Ground,
+    ReceiptStatus,
+    Record,
+    Sha256,
+    Stamp,
+    Verdict,
+)
 
 Flat = dict[str, Figure | bool | tuple[str, ...]]
 
@@ -242,6 +254,15 @@ def decide(inputs: GateInputs) -> Ruling:
     if not unmet:
         return Ruling(decision=Decision.ADOPTED, row=ADOPTED, reasons=("every condition is met",))
     return Ruling(decision=Decision.HELD, row=unmet[0][0], reasons=tuple(reason for _, reason in unmet))
+
+
+def decide_again(decision: AdoptionDecision) -> Ruling:
+    """Replay a recorded decision from the inputs stored in it, and nothing else.
+
+    Raises:
+        msgspec.ValidationError: its inputs are not those of this version of the table.
+    """
+    return decide(unflatten(decision.inputs))
 
 
 def flatten(inputs: GateInputs) -> Flat:

@@ -115,10 +115,11 @@ def _read(name_or_path: str) -> tuple[bytes, str]:
     return (files("qualification") / "rules" / f"{name_or_path}.toml").read_bytes(), f"{name_or_path} (shipped)"
 
 
-def parse_rules(text: bytes, origin: str, known_workloads: Collection[str]) -> RulesDocument:
+def parse_rules(text: bytes, origin: str, known_workloads: Collection[str] | None) -> RulesDocument:
     """Read a rules document strictly: no unknown key, no unknown workload, nothing listed twice, no float.
 
-    An empty list of workloads is read, and can never adopt: the gate holds it.
+    An empty list of workloads is read, and can never adopt: the gate holds it. ``known_workloads`` None is for rules
+    that were checked when a run was made: this installation may know other workloads by now.
     """
     try:
         rules = msgspec.convert(tomllib.loads(text.decode()), Rules)
@@ -128,9 +129,9 @@ def parse_rules(text: bytes, origin: str, known_workloads: Collection[str]) -> R
     return RulesDocument(rules=rules, text=text, sha256=hashlib.sha256(text).hexdigest())
 
 
-def _check(rules: Rules, known_workloads: Collection[str]) -> None:
+def _check(rules: Rules, known_workloads: Collection[str] | None) -> None:
     for workload in rules.workloads:
-        if workload.name not in known_workloads:
+        if known_workloads is not None and workload.name not in known_workloads:
             known = ", ".join(sorted(known_workloads)) or "none"
             raise ValueError(f"workload {workload.name!r} is not known; known: {known}")
         _refuse_twice(f"criteria of {workload.label}", (threshold.name for threshold in workload.criteria))
