@@ -72,7 +72,7 @@ class DatabaseLeaseStore:
             if ticket in granted:
                 return _grant(connection, ticket, requests[ticket], granted[ticket], now)
             place = list(requests).index(ticket)
-            return _waiting(requests[ticket], place, known, taken, now)
+            return _waiting(connection, requests[ticket], place, known, taken, now)
 
     def withdraw(self, ticket: int) -> None:
         """Leave the queue."""
@@ -136,7 +136,7 @@ class DatabaseLeaseStore:
         """Return every device ever asked for."""
         with reading(self._engine) as connection:
             rows = connection.execute(select(devices).order_by(devices.c.name))
-            return tuple(_resource(row) for row in rows)
+            return tuple(_resource(connection, row) for row in rows)
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return every lease that is not closed, oldest first."""
@@ -198,7 +198,12 @@ def _grant(
 
 
 def _waiting(
-    request: LeaseRequest, place: int, known: dict[str, Row[Any]], taken: dict[str, Row[Any]], now: int
+    connection: Connection,
+    request: LeaseRequest,
+    place: int,
+    known: dict[str, Row[Any]],
+    taken: dict[str, Row[Any]],
+    now: int,
 ) -> Waiting:
     blocked: dict[str, str] = {}
     expired: list[Holding] = []
@@ -211,7 +216,7 @@ def _waiting(
             expired += [holding] if holding.expired else []
         elif known[name].quarantine is not None:
             blocked[name] = f"in quarantine: {known[name].quarantine}"
-            quarantined.append(_resource(known[name]))
+            quarantined.append(_resource(connection, known[name]))
         elif place:
             blocked[name] = "kept for requests before this one"
     return Waiting(position=place, blocked=blocked, expired=tuple(expired), quarantined=tuple(quarantined))
@@ -236,8 +241,17 @@ def _holding(row: Row[Any], now: int) -> Holding:
     )
 
 
-def _resource(row: Row[Any]) -> Resource:
-    return Resource(name=row.name, token=row.token, baseline_bytes=row.baseline_bytes, quarantine=row.quarantine)
+def _resource(connection: Connection, row: Row[Any]) -> Resource:
+    mine = leases.c.resource == row.name
+    clean = select(func.coalesce(func.max(leases.c.id), 0)).where(mine, leases.c.status == ReceiptStatus.CLEAN.value)
+    since = select(leases.c.request).where(mine, leases.c.id > clean.scalar_subquery()).order_by(leases.c.id)
+    return Resource(
+        name=row.name,
+        token=row.token,
+        baseline_bytes=row.baseline_bytes,
+        quarantine=row.quarantine,
+        folders=tuple(_request(text).folder for text in connection.scalars(since)),
+    )
 
 
 def _stamp(milliseconds: int) -> str:

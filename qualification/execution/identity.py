@@ -13,7 +13,7 @@ from typing import NamedTuple
 from qualification.records import Process
 
 PROC = Path("/proc")
-_STATES = {"Z": "zombie", "X": "zombie", "D": "uninterruptible"}
+_STATES = {"Z": "zombie", "X": "zombie", "D": "uninterruptible", "T": "stopped", "t": "stopped"}
 
 
 class Entry(NamedTuple):
@@ -69,7 +69,7 @@ def record(entry: Entry, *, state: str | None = None) -> Process:
         pid=entry.pid,
         start_ticks=entry.start_ticks,
         boot_id=boot_id(),
-        state=state or entry.state,
+        state=state or ("running" if entry.state == "stopped" else entry.state),
         command=entry.command,
         parent=entry.parent,
     )

@@ -45,12 +45,16 @@ class LeaseRequest(Record, frozen=True, kw_only=True):
 
 
 class Resource(Record, frozen=True, kw_only=True):
-    """What is known of a device. ``baseline_bytes`` was read when it was last idle; None when it never was."""
+    """What is known of a device. ``baseline_bytes`` was read when it was idle; None when it never was.
+
+    ``folders`` are those of the runs that had it since it was last given back CLEAN.
+    """
 
     name: str
     token: Count
     baseline_bytes: Count | None
     quarantine: str | None
+    folders: tuple[str, ...] = ()
 
 
 class Holding(Record, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ def supervise(
         watch.wait(progress or (lambda: None), cancelled or (lambda: None))
     finally:
         watch.end()
-    return read_outcome(folder) or _recover(folder, "the supervisor was killed before it could report")
+    return read_outcome(folder) or recover_outcome(folder, "the supervisor was killed before it could report")
 
 
 def read_outcome(folder: Path) -> Outcome | None:
@@ -209,7 +209,11 @@ class _Watch:
         return time.monotonic() - self.started > bound
 
 
-def _recover(folder: Path, reason: str) -> Outcome:
+def recover_outcome(folder: Path, reason: str) -> Outcome:
+    """Sweep what a dead supervisor left, write the outcome in its place and return it.
+
+    Raises UnknownError when it never wrote a census, so that nothing was started either.
+    """
     census = read_census(folder)
     limits = msgspec.json.decode((folder / SPECIFICATION_FILE).read_bytes(), type=Specification).limits
     if census is None:

@@ -1,0 +1,183 @@
+"""One attempt on this host, from its leases to its receipt: what `qualify run` and `qualify exec` share."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from qualification.execution.capture import Stamped
+from qualification.execution.environment import child_environment
+from qualification.execution.files import write_durably
+from qualification.execution.holding import HeldLeases
+from qualification.execution.identity import myself
+from qualification.execution.launch import Launched, launch
+from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
+from qualification.execution.probes.nvml import GpuReading
+from qualification.execution.receipt import RECLAIM_SECONDS, Footprint, take_receipt
+from qualification.execution.supervision import Limits, Outcome
+from qualification.execution.supervisor import specification, supervise
+from qualification.records import Count, Process, Receipt, Record
+
+MANIFEST_FILE = "attempt.json"
+RECEIPT_FILE = "receipt.json"
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """What recovery must know of an attempt, on the disk before anything is started."""
+
+    run: str
+    attempt: Count
+    token: str
+    trainer: bool
+    provider: str
+    holder: Process
+    worktree: str | None
+    baselines: tuple[GpuReading, ...]
+    recorded: bool
+    """Whether its receipt belongs into the ledger (a qualification run), or only into its folder (``qualify exec``)."""
+
+
+@dataclass
+class Attempt:
+    """Leases held, GPUs watched, commands supervised under one run token, and at the end the receipt."""
+
+    run: str
+    attempt: int
+    folder: Path
+    held: HeldLeases | None = None
+    trainer: bool = False
+    worktree: Path | None = None
+    recorded: bool = True
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    reader: GpuReader = field(default_factory=GpuReader)
+    watch: GpuWatch | None = None
+    folders: list[Path] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Take the baselines and write the manifest. Raises LeaseLost when the leases are no longer in force."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.watch = GpuWatch.begin(self.reader, self.resources)
+        manifest = Manifest(
+            run=self.run,
+            attempt=self.attempt,
+            token=self.token,
+            trainer=self.trainer,
+            provider="process",
+            holder=myself(),
+            worktree=str(self.worktree) if self.worktree else None,
+            baselines=tuple(self.watch.baselines.values()),
+            recorded=self.recorded,
+        )
+        write_durably(self.folder / MANIFEST_FILE, msgspec.json.encode(manifest))
+        if self.held is not None:
+            self.held.check()
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Return the leased devices."""
+        return tuple(lease.resource for lease in self.held.leases) if self.held else ()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Return the UUIDs of the leased real GPUs."""
+        return tuple(name for name in self.resources if not is_virtual(name))
+
+    def launch(
+        self,
+        job: Path,
+        name: str,
+        *,
+        limits: Limits | None = None,
+        ranks: int = 1,
+        environment: Mapping[str, str] | None = None,
+        on_event: Callable[[Stamped], None] | None = None,
+        cancelled: Callable[[], str | None] | None = None,
+    ) -> Launched:
+        """Run a worker on ``job`` in the sub-folder ``name`` and return what happened; see :func:`launch.launch`."""
+        folder = self._open(name)
+        launched = launch(
+            job,
+            run=self.run,
+            token=self.token,
+            folder=folder,
+            limits=limits,
+            ranks=ranks,
+            gpus=self.gpus,
+            environment=environment,
+            authority=self.held,
+            on_event=on_event,
+            cancelled=cancelled,
+        )
+        self.outcomes.append(launched.outcome)
+        self.ports += launched.ports
+        return launched
+
+    def execute(
+        self, command: Sequence[str], name: str, *, limits: Limits | None = None, echo: bool = False
+    ) -> Outcome:
+        """Run any command in the sub-folder ``name``; with ``echo`` its output is also this process's."""
+        folder = self._open(name)
+        outcome = supervise(
+            specification(
+                command,
+                run=self.run,
+                token=self.token,
+                folder=folder,
+                environment=child_environment(folder, self.gpus),
+                limits=limits,
+                echo=echo,
+                authority=self.held,
+            ),
+            authority=self.held,
+        )
+        self.outcomes.append(outcome)
+        return outcome
+
+    def take_receipt(self, *, reclaim_seconds: float = RECLAIM_SECONDS) -> Receipt:
+        """Look at everything again and return the receipt. Call it after every supervised command has ended."""
+        return take_receipt(
+            self.footprint(),
+            gpus=self.watch,
+            check_leases=self.held.check if self.held else None,
+            reclaim_seconds=reclaim_seconds,
+        )
+
+    def footprint(self) -> Footprint:
+        """Return all that was leased or started so far."""
+        return Footprint(
+            run=self.run,
+            attempt=self.attempt,
+            token=self.token,
+            folders=tuple(self.folders),
+            outcomes=tuple(self.outcomes),
+            leases=self.held.leases if self.held else (),
+            ports=tuple(self.ports),
+            worktree=self.worktree,
+            trainer=self.trainer,
+        )
+
+    def close(self, receipt: Receipt) -> None:
+        """Keep the receipt and close the leases by it; call it once the receipt is recorded. Raises LeaseLost."""
+        self.reader.close()
+        write_durably(self.folder / RECEIPT_FILE, msgspec.json.encode(receipt))
+        if self.held is not None:
+            self.held.close(receipt)
+
+    def _open(self, name: str) -> Path:
+        if self.held is not None:
+            self.held.check()
+        folder = self.folder / name
+        self.folders.append(folder)
+        return folder
+
+
+def host() -> str:
+    """Return the name by which leases call this host."""
+    return socket.gethostname()
