@@ -19,7 +19,7 @@ from qualification.errors import ConfigurationError, QualificationError
 from qualification.evidence.findings import Code, InvalidEvidence
 from qualification.home import home
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every schema revision in order, oldest first; the last is the one this program reads and writes."""
 
 LOCK_WAIT_SECONDS = 45
@@ -197,7 +197,7 @@ def _require_revision(engine: Engine, found: str | None) -> None:
     engine.dispose()
     if found in REVISIONS or found is None:
         raise ConfigurationError(
-            f"{place} has schema {found or 'none'}, this program needs {REVISIONS[-1]}; run qualify db upgrade"
+            f"{place} has schema {found or 'none'}, this program needs {REVISIONS[-1]}; run qualify db migrate"
         )
     raise ConfigurationError(
         f"{place} has schema {found}, newer than {REVISIONS[-1]} that this program knows; use a newer qualify"

@@ -1,12 +1,17 @@
 """The triggers that keep the ledger append-only, for SQLite and PostgreSQL, and the check that they are in force.
 
+Views are checked with them: present, and on SQLite word for word (PostgreSQL stores them in a form of its own).
+
 They stop casual edits; rewriting by someone who can drop triggers is what signed tree heads are for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy import Connection, text
 
+from db import views
 from qualification.evidence.findings import Code, Finding
 
 _APPEND = "(SELECT coalesce(max(sequence), 0) + 1 FROM ledger)"
@@ -64,25 +69,31 @@ def drop(connection: Connection) -> None:
 
 
 def check(connection: Connection) -> list[Finding]:
-    """Return one finding per trigger that is missing, altered or switched off."""
-    stored = _stored_postgresql(connection) if connection.dialect.name == "postgresql" else _stored_sqlite(connection)
-    return [
-        Finding(
-            code=Code.PROTECTION,
-            place=f"trigger {name}",
-            text="is missing" if name not in stored else "is altered or switched off",
-        )
-        for name, statement in _triggers(connection).items()
-        if stored.get(name) != statement
-    ]
+    """Return one finding per trigger or view that is missing, altered or switched off."""
+    if connection.dialect.name == "postgresql":
+        triggers = _stored_postgresql(connection)
+        lost_views = [_finding("view", name, None) for name in views.missing(connection)]
+    else:
+        triggers = _stored_sqlite(connection, "trigger")
+        lost_views = _different("view", dict(views.statements()), _stored_sqlite(connection, "view"))
+    return lost_views + _different("trigger", _triggers(connection), triggers)
+
+
+def _different(kind: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> list[Finding]:
+    return [_finding(kind, name, stored.get(name)) for name, wanted in expected.items() if stored.get(name) != wanted]
+
+
+def _finding(kind: str, name: str, stored: str | None) -> Finding:
+    text = "is missing" if stored is None else "is altered or switched off"
+    return Finding(code=Code.PROTECTION, place=f"{kind} {name}", text=text)
 
 
 def _triggers(connection: Connection) -> dict[str, str]:
     return _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE
 
 
-def _stored_sqlite(connection: Connection) -> dict[str, str]:
-    rows = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
+def _stored_sqlite(connection: Connection, kind: str) -> dict[str, str]:
+    rows = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE type = :kind"), {"kind": kind})
     return {name: statement for name, statement in rows}
 
 

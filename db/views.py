@@ -5,6 +5,8 @@ docs/queries.md describes each with an example. They hold no data: the ledger is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqlalchemy import Connection, inspect
 
 VIEWS = {
@@ -52,10 +54,16 @@ VIEWS = {
 }
 
 
+def statements() -> Iterator[tuple[str, str]]:
+    """Yield each view's name and the statement that creates it."""
+    for name, query in VIEWS.items():
+        yield name, f"CREATE VIEW {name} AS {_one_line(query)}"
+
+
 def create(connection: Connection) -> None:
     """Create every view; the tables must exist and the views must not."""
-    for name, query in VIEWS.items():
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {_one_line(query)}")
+    for _, statement in statements():
+        connection.exec_driver_sql(statement)
 
 
 def drop(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from db import protections
+from qualification.errors import QualificationError
 from qualification.evidence.chain import genesis_hash
 
 revision = "0001"
@@ -199,6 +200,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    if op.get_bind().exec_driver_sql("SELECT count(*) FROM ledger").scalar_one():
+        raise QualificationError("schema 0001 holds the ledger, which is not empty; evidence is never migrated away")
     protections.drop(op.get_bind())
     op.drop_table('workload_results')
     op.drop_table('tombstones')
