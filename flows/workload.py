@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -11,20 +10,19 @@ from pathlib import Path
 import msgspec
 
 from flows.raw_data import RawData, collect
-from qualification.attempt import Attempt
+from qualification.assignment import Assignment
 from qualification.criteria.observation import Observation, understood
 from qualification.evidence.blobs import BlobStore
+from qualification.execution.attempt import Attempt
 from qualification.execution.capture import Stamped
-from qualification.execution.launch import Launched, launch
+from qualification.execution.launch import Launched
 from qualification.execution.supervision import Ending, Limits
-from qualification.execution.supervisor import Authority
 from qualification.execution.worker import Job
 from qualification.figures import Unreadable
-from qualification.records import Criterion, Ground, Lease, Verdict, WorkloadResult
+from qualification.records import Artifact, Criterion, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
 from qualification.workloads.recompute import replays
 
-JOB_FILE = "job.json"
 OUTPUT_FOLDER = "output"
 _NOT_JUDGED = {
     Ending.START_FAILED: "the worker could not be started",
@@ -34,72 +32,79 @@ _NOT_JUDGED = {
     Ending.SUPERVISOR_LOST: "the supervisor was killed",
 }
 """Endings that say nothing about the policy: the result is INCOMPLETE, whatever the worker had done by then."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """An attempt with its folder and what it holds while it runs."""
-
-    attempt: Attempt
-    folder: Path
-    leases: tuple[Lease, ...]
-    limits: Limits
+_OVERDUE = (Ending.TIMED_OUT, Ending.SILENT, Ending.CLOSE_TIMED_OUT)
 
 
 def run_workload(
     name: str,
     assignment: Assignment,
+    attempt: Attempt,
     blobs: BlobStore,
     *,
-    authority: Authority | None = None,
+    limits: Limits | None = None,
     on_event: Callable[[Stamped], None] | None = None,
     cancelled: Callable[[], str | None] | None = None,
-) -> tuple[WorkloadResult, Launched]:
-    """Run one workload to its end, whatever that is, and return its result with what the launcher knows."""
-    folder = assignment.folder / name
-    output = folder / OUTPUT_FOLDER
+) -> WorkloadResult:
+    """Run one workload to its end, whatever that is, and return its result; its raw data are stored by then."""
+    output = attempt.folder / name / OUTPUT_FOLDER
     output.mkdir(parents=True, mode=0o700)
-    job = folder / JOB_FILE
-    job.write_bytes(msgspec.json.encode(_job(name, assignment.attempt, output)))
-    attempt = assignment.attempt
-    started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    launched = launch(
-        job,
-        run=attempt.run,
-        token=attempt.token,
-        folder=folder,
-        limits=assignment.limits,
-        gpus=[lease.resource for lease in assignment.leases if attempt.ground is Ground.NATIVE],
-        authority=authority,
-        on_event=on_event,
-        cancelled=cancelled,
-    )
-    raw = collect(folder, output, blobs)
-    criteria, verdict, reason = judge(name, attempt, launched, raw)
-    result = WorkloadResult(
-        run=attempt.run,
-        attempt=attempt.attempt,
-        workload=name,
-        ground=attempt.ground,
-        policy=attempt.policy,
-        rules_sha256=attempt.rules_sha256,
-        verdict=verdict,
+    job = attempt.folder / f"{name}.job.json"
+    job.write_bytes(msgspec.json.encode(_job(name, assignment, output)))
+    started = datetime.now(UTC)
+    launched = attempt.launch(job, name, limits=limits, on_event=on_event, cancelled=cancelled)
+    raw = collect(launched.folder, output, blobs)
+    criteria, verdict, reason = judge(name, assignment, launched, raw)
+    return result(
+        name,
+        assignment,
+        verdict,
+        started=started,
         criteria=criteria,
         artifacts=raw.artifacts,
-        leases=assignment.leases,
-        environment_sha256=attempt.environment_sha256,
-        started_at=started,
+        leases=attempt.held.leases if attempt.held else (),
         duration_ms=launched.outcome.duration_ms,
         exit_code=launched.outcome.exit_code,
         reason=reason,
-        parameters=attempt.parameters,
-        requested_by=attempt.requested_by,
     )
-    return result, launched
+
+
+def result(
+    name: str,
+    assignment: Assignment,
+    verdict: Verdict,
+    *,
+    started: datetime,
+    criteria: tuple[Criterion, ...] = (),
+    artifacts: tuple[Artifact, ...] = (),
+    leases: tuple[Lease, ...] = (),
+    duration_ms: int = 0,
+    exit_code: int | None = None,
+    reason: str | None = None,
+) -> WorkloadResult:
+    """Return the record of one workload of an assignment."""
+    return WorkloadResult(
+        run=assignment.run,
+        attempt=assignment.attempt,
+        workload=name,
+        ground=assignment.ground,
+        policy=assignment.policy,
+        rules_sha256=assignment.rules_sha256,
+        verdict=verdict,
+        criteria=criteria,
+        artifacts=artifacts,
+        leases=leases,
+        environment_sha256=assignment.environment_sha256,
+        started_at=started.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        duration_ms=duration_ms,
+        exit_code=exit_code,
+        reason=reason,
+        parameters=assignment.parameters,
+        requested_by=assignment.requested_by,
+    )
 
 
 def judge(
-    name: str, attempt: Attempt, launched: Launched, raw: RawData
+    name: str, assignment: Assignment, launched: Launched, raw: RawData
 ) -> tuple[tuple[Criterion, ...], Verdict, str | None]:
     """Return criteria, verdict and reason of one workload; a run that was ended from outside is not judged."""
     outcome = launched.outcome
@@ -107,14 +112,14 @@ def judge(
         return (), Verdict.INCOMPLETE, "; ".join(filter(None, (_NOT_JUDGED[outcome.ending], outcome.reason)))
     observation = Observation(
         workload=name,
-        ground=attempt.ground,
+        ground=assignment.ground,
         exit_code=outcome.exit_code,
-        timed_out=outcome.ending in (Ending.TIMED_OUT, Ending.SILENT, Ending.CLOSE_TIMED_OUT),
+        timed_out=outcome.ending in _OVERDUE,
         events=understood(launched.events()),
         artifacts=raw.files,
         replays=replays(raw.files),
         measured={"duration_ms": outcome.duration_ms, "sweep_ms": outcome.sweep_ms},
-        parameters=attempt.parameters,
+        parameters=assignment.parameters,
     )
     try:
         criteria = tuple(import_module(f"qualification.criteria.{name}").judge(observation))
@@ -137,20 +142,18 @@ def _reason(
     return "; ".join(words)[:2000] or None
 
 
-def _said(body: object) -> str:
-    if isinstance(body, Unreadable) or not isinstance(body, Mapping):
-        return "something unreadable"
-    return f"{body.get('type')}: {body.get('text')}"
+def _said(body: Mapping[str, object] | Unreadable) -> str:
+    return "something unreadable" if isinstance(body, Unreadable) else f"{body.get('type')}: {body.get('text')}"
 
 
-def _job(name: str, attempt: Attempt, output: Path) -> Job:
+def _job(name: str, assignment: Assignment, output: Path) -> Job:
     return Job(
-        run=attempt.run,
-        attempt=attempt.attempt,
+        run=assignment.run,
+        attempt=assignment.attempt,
         workload=name,
-        ground=attempt.ground,
-        policy=attempt.policy.name,
-        subject=attempt.source,
+        ground=assignment.ground,
+        policy=assignment.policy.name,
+        subject=assignment.source,
         output=str(output),
-        parameters=attempt.parameters,
+        parameters=assignment.parameters,
     )
