@@ -7,24 +7,30 @@ verification has compared them with the ledger.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Engine, select
 
 from db import queries
+from db.engine import reading
 from db.lines import RunLine
 from db.models import approvals
+from db.source import StoredEvidence, read_identity
 from qualification.approvals import Word, weigh
-from qualification.errors import UnknownError
+from qualification.errors import ConfigurationError, TamperedError, UnknownError
 from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.canonical import evidence_root
 from qualification.evidence.findings import InvalidEvidence
-from qualification.evidence.trust import Person, Trust
-from qualification.evidence.verify import Verification
+from qualification.evidence.heads import TreeHeads
+from qualification.evidence.signing import utc_now
+from qualification.evidence.trust import Person, Trust, load_people
+from qualification.evidence.verify import Verification, verify
 from qualification.gate import GateInputs, Head, Ruling, decide, decide_again, flatten
 from qualification.records import AdoptionDecision, Approval, Receipt, WorkloadResult
+from qualification.reference import head_standing
 from qualification.rules import RulesDocument, parse_rules
 from qualification.standing import RunEvidence, Verified, assemble, matter
 
@@ -53,6 +59,50 @@ class Case(NamedTuple):
             decided_at=self.inputs.decided_at,
             inputs=flatten(self.inputs),
         )
+
+
+def examine(
+    engine: Engine,
+    store: BlobStore,
+    trust_folder: Path,
+    *,
+    run: str | None = None,
+    commit: str | None = None,
+    document: RulesDocument | None = None,
+    address: str | None = None,
+) -> Case:
+    """Verify the whole ledger, then put a run before the gate as things stand now, all from one view of the database.
+
+    ``run`` None means the newest, of ``commit`` if given; ``document`` None the rules that the run was made under.
+    ``address`` is the repository in which to look whether the commit is still the head of its reference. Raises
+    ConfigurationError when there is no such run, TamperedError when the evidence is too damaged to say.
+    """
+    trust = Trust.load(trust_folder)
+    now = utc_now()
+    with reading(engine) as connection:
+        heads = TreeHeads(trust_folder, read_identity(connection)).read(trust)
+        verification = verify(StoredEvidence(connection), store, trust, heads)
+        line = _find(connection, verification, run, commit)
+        return consider(
+            connection,
+            line,
+            document or recorded_rules(store, line),
+            verification,
+            trust,
+            load_people(trust_folder),
+            head=head_standing(line.commit, line.reference, address),
+            now=now,
+        )
+
+
+def _find(connection: Connection, verification: Verification, run: str | None, commit: str | None) -> RunLine:
+    """Find the run; of evidence that does not verify, say so rather than that the run is not there."""
+    try:
+        return queries.find_run(connection, run, commit)
+    except ConfigurationError:
+        if verification.first is not None:
+            raise TamperedError(f"the evidence does not verify: {verification.first}") from None
+        raise
 
 
 def consider(

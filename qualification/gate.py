@@ -226,7 +226,6 @@ REJECTIONS = (
     Row("workload_failed", "a required workload FAILED", _failed),
     Row("person_rejected", "a permitted person rejected", _rejected),
 )
-ADOPTED = "adopted"
 CONDITIONS = (
     Row("unverified", "the ledger was verified up to a signed tree head that covers the run", _unverified),
     Row("unclean", "every attempt has a receipt, and every receipt is CLEAN with the required probes", _unclean),
@@ -243,6 +242,45 @@ CONDITIONS = (
 )
 
 
+def _met(inputs: GateInputs) -> Iterator[str]:
+    if not any(reason for row in CONDITIONS for reason in row.look(inputs)):
+        yield "every condition is met"
+
+
+ADOPTION = Row("adopted", "every condition below is met", _met)
+
+
+class Line(Record, frozen=True):
+    """One line of the table as it looks for given inputs; ``applies`` marks the one that decides."""
+
+    row: str
+    text: str
+    decision: Decision
+    applies: bool
+    reasons: tuple[str, ...] = ()
+
+
+def table(inputs: GateInputs) -> tuple[Line, ...]:
+    """Return every line of the table in order, each with what it found, and the one that applies marked."""
+    ruling = decide(inputs)
+    rows = (
+        (TAMPERED, Decision.HELD),
+        *((row, Decision.REJECTED) for row in REJECTIONS),
+        (ADOPTION, Decision.ADOPTED),
+        *((row, Decision.HELD) for row in CONDITIONS),
+    )
+    return tuple(
+        Line(
+            row=row.name,
+            text=row.text,
+            decision=decision,
+            applies=row.name == ruling.row,
+            reasons=tuple(row.look(inputs)),
+        )
+        for row, decision in rows
+    )
+
+
 def decide(inputs: GateInputs) -> Ruling:
     """Apply the table. Pure: the same inputs give the same decision, row and reasons, whenever and wherever."""
     if reasons := tuple(TAMPERED.look(inputs)):
@@ -251,8 +289,8 @@ def decide(inputs: GateInputs) -> Ruling:
         if reasons := tuple(row.look(inputs)):
             return Ruling(decision=Decision.REJECTED, row=row.name, reasons=reasons)
     unmet = tuple((row.name, reason) for row in CONDITIONS for reason in row.look(inputs))
-    if not unmet:
-        return Ruling(decision=Decision.ADOPTED, row=ADOPTED, reasons=("every condition is met",))
+    if reasons := tuple(ADOPTION.look(inputs)):
+        return Ruling(decision=Decision.ADOPTED, row=ADOPTION.name, reasons=reasons)
     return Ruling(decision=Decision.HELD, row=unmet[0][0], reasons=tuple(reason for _, reason in unmet))
 
 
