@@ -30,7 +30,7 @@ _SQLITE = {
     "BEGIN SELECT RAISE(ABORT, 'ledger is append-only: not the next entry'); END",
 }
 
-_REFUSE_FUNCTION = "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END"
+_REFUSE_FUNCTION = "BEGIN RAISE EXCEPTION USING MESSAGE = TG_TABLE_NAME || ' is append-only'; END"
 _APPEND_FUNCTION = (
     f"BEGIN IF NEW.sequence IS DISTINCT FROM {_APPEND} OR NEW.previous_hash IS DISTINCT FROM {_TAIL} THEN "
     "RAISE EXCEPTION 'ledger is append-only: not the next entry'; END IF; RETURN NEW; END"
