@@ -1,0 +1,199 @@
+"""A real ledger in a folder of its own: results, receipts and people's words signed and appended as the product does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from securesystemslib.signer import CryptoSigner
+from sqlalchemy import Engine
+
+from db.engine import open_for_writing, sqlite_url
+from db.ledger import Ledger
+from qualification.evidence.blobs import BlobStore
+from qualification.evidence.canonical import sha256
+from qualification.evidence.signing import pipeline_signer, sign
+from qualification.evidence.statements import Fact, statement
+from qualification.records import (
+    Approval,
+    Artifact,
+    Basis,
+    Criterion,
+    Ground,
+    Lease,
+    Policy,
+    Probe,
+    ProbeStatus,
+    Receipt,
+    ReceiptStatus,
+    Subject,
+    Verdict,
+    WorkloadResult,
+)
+
+COMMIT, OTHER_COMMIT = "c" * 40, "d" * 40
+RULES = b"""
+format = 1
+name = "small"
+description = "one workload"
+[freshness]
+days = 14000
+[approvals]
+people = 1
+valid_days = 7
+[[workloads]]
+name = "full_step"
+ground = "native"
+[[workloads.criteria]]
+name = "backwards"
+direction = "equal"
+value = 18
+unit = "backwards"
+shortfall = "INCOMPLETE"
+[probes]
+process = ["processes"]
+"""
+PEOPLE = """
+[people.ada]
+roles = ["approver"]
+keys = ["{ada}"]
+identities = ["ada@example.org"]
+[people.bo]
+roles = ["approver"]
+keys = ["{bo}"]
+[people.author]
+roles = ["approver"]
+keys = ["{author}"]
+identities = ["author@example.org"]
+[people.viewer]
+roles = ["viewer"]
+keys = ["{viewer}"]
+"""
+NAMES = ("ada", "bo", "author", "viewer", "stranger")
+
+
+@dataclass
+class Recorded:
+    """One home, one trust folder, one database, and the private keys of some people (``keys/<name>`` in OpenSSH form)."""
+
+    root: Path
+    engine: Engine = field(init=False)
+    ledger: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home, self.trust, self.keys = (self.root / name for name in ("home", "trust", "keys"))
+        for folder in (self.home, self.trust, self.keys):
+            folder.mkdir(mode=0o700)
+        self.people = {name: Ed25519PrivateKey.generate() for name in NAMES}
+        for name, key in self.people.items():
+            path = self.keys / name
+            path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+            path.chmod(0o600)
+        public = {
+            name: key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+            for name, key in self.people.items()
+        }
+        (self.trust / "people.toml").write_text(PEOPLE.format(**public))
+        self.blobs = BlobStore(self.home)
+        self.signer = pipeline_signer(self.trust)
+        self.engine = open_for_writing(sqlite_url(self.home / "evidence.db"))
+        self.ledger = Ledger(self.engine, self.blobs, self.trust, self.signer)
+
+    def blob(self, content: bytes) -> str:
+        """Store bytes and return their digest."""
+        return self.blobs.put(content)
+
+    def append(self, *facts: Fact, source: Subject | None = None) -> list[int]:
+        """Sign facts with the pipeline's key, append them, seal the ledger, and return their sequences."""
+        entries = self.ledger.append_all([sign(statement(fact, source), self.signer) for fact in facts])
+        self.ledger.sign_head()
+        return [entry.sequence for entry in entries]
+
+    def say(self, name: str, word: Approval) -> int:
+        """Append a person's word, signed with the key of ``name``."""
+        entry = self.ledger.append(sign(statement(word), CryptoSigner(self.people[name])))
+        self.ledger.sign_head()
+        return entry.sequence
+
+    def run(
+        self,
+        name: str,
+        *,
+        result: WorkloadResult | None = None,
+        receipt: Receipt | None = None,
+        source: Subject | None = None,
+        **changed: object,
+    ) -> list[int]:
+        """Record one run: a result and a clean receipt, changed as given."""
+        made = msgspec.structs.replace(result or self.result(), run=name, **changed)
+        proof = msgspec.structs.replace(receipt or RECEIPT, run=name, attempt=made.attempt)
+        return self.append(made, proof, source=source or SOURCE)
+
+    def result(self) -> WorkloadResult:
+        """Return a native PASSED result whose documents are stored."""
+        log = b"step 1 of 3\n"
+        return WorkloadResult(
+            run="unnamed",
+            attempt=1,
+            workload="full_step",
+            ground=Ground.NATIVE,
+            policy=Policy(name="forecast", sha256=self.blob(b"policy")),
+            rules_sha256=self.blob(RULES),
+            verdict=Verdict.PASSED,
+            criteria=CRITERIA,
+            artifacts=(Artifact(name="log.txt", sha256=self.blob(log), size=len(log), media_type="text/plain"),),
+            leases=(Lease(resource="gpu-0", token=1),),
+            environment_sha256=self.blob(b"environment"),
+            started_at="2026-11-30T11:00:00Z",
+            duration_ms=1500,
+            exit_code=0,
+            requested_by="requester",
+            parameters={"card": "h200"},
+        )
+
+
+SOURCE = Subject(
+    repository="example.org/training",
+    commit=COMMIT,
+    tree="e" * 40,
+    dirty=False,
+    files={"trainer_rank/__init__.py": sha256(b"")},
+    manifest_sha256=sha256(b"manifest"),
+    authors=("author@example.org",),
+)
+CRITERIA = (
+    Criterion(
+        name="backwards",
+        verdict=Verdict.PASSED,
+        basis=Basis.RECOMPUTED,
+        measured=18,
+        threshold=18,
+        direction="equal",
+        unit="backwards",
+    ),
+    Criterion(
+        name="allocated_worst_error",
+        verdict=Verdict.PASSED,
+        basis=Basis.RECOMPUTED,
+        measured="0.125",
+        threshold="5",
+        direction="at_most",
+        unit="%",
+    ),
+)
+RECEIPT = Receipt(
+    run="unnamed",
+    attempt=1,
+    status=ReceiptStatus.CLEAN,
+    swept=(),
+    leftovers=(),
+    probes=(Probe(name="processes", source="/proc", status=ProbeStatus.CLEAN, duration_ms=2),),
+    leases=(Lease(resource="gpu-0", token=1),),
+    exit_code=0,
+    timed_out=False,
+    taken_at="2026-11-30T11:01:00Z",
+    provider="process",
+)
