@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path as FilePath
 
 from trainer_rank.allocator.replay import Divergence, replay
 from trainer_rank.allocator.trace import Trace
@@ -37,11 +38,14 @@ def fit(traces: Sequence[Trace], provenance: Mapping[str, str] | None = None) ->
     explanations = [explain(each) for each in samples]
     links = {(names[ours], names[theirs]) for ours, theirs in peers}
     explanations = carry(explanations, samples, links)
+    table = list(dict.fromkeys(explanations))
+    places = {explanation: place for place, explanation in enumerate(table)}
+    numbers = {node: places[explanations[name]] for node, name in names.items()}
     parts = tuple(
-        Part(context, layers, tuple(draft.path(names) for draft in members))
+        Part(context, layers or None, tuple(draft.path(numbers) for draft in members))
         for (context, layers), members in groupby(drafts, key=lambda draft: draft.key)
     )
-    return Tape(tuple(explanations), parts, dict(provenance or {}))
+    return Tape(tuple(table), parts, dict(provenance or {}))
 
 
 def _checked(trace: Trace) -> tuple[Pass, Probe]:
@@ -54,7 +58,7 @@ def _checked(trace: Trace) -> tuple[Pass, Probe]:
             f"{trace.source}: not what PyTorch's default allocator does, {_where(result.divergence)}; "
             "record under default allocator settings"
         )
-    return recorded, Probe(recorded.features, trace.source)
+    return recorded, Probe(recorded.features, FilePath(trace.source).name)
 
 
 def _where(divergence: Divergence | None) -> str:

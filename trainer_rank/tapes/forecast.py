@@ -114,12 +114,13 @@ def choose_paths(part: Part, features: Mapping[str, int]) -> list[Path]:
     Events change order somewhere between the probes of two paths: up to the larger probe the smaller path is expected.
     """
     rows = features.get(PACKED_TOKENS, 0)
-    below = [path for path in part.paths if _rows(path)[0] <= rows]
-    if not below:
-        return [part.paths[0]]
-    chosen = below[-1]
+    around = [path for path in part.paths if _rows(path)[0] <= rows <= _rows(path)[1]]
+    if around:
+        return sorted(around, key=lambda path: min(abs(each.features[PACKED_TOKENS] - rows) for each in path.probes))
+    below = [path for path in part.paths if _rows(path)[1] < rows]
     above = [path for path in part.paths if _rows(path)[0] > rows]
-    return [chosen, above[0]] if above and rows > _rows(chosen)[1] else [chosen]
+    nearest = sorted(below, key=lambda path: _rows(path)[1])[-1:]
+    return [*nearest, *above[:1]]
 
 
 def stage_of(path: Path, operation: int) -> str:
@@ -160,13 +161,11 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
 def _unsure(tape: Tape, paths: Sequence[Path]) -> list[str]:
     notes = []
     if len(paths) > 1:
-        notes.append(
-            f"the order of events changes between {_rows(paths[0])[1]} and {_rows(paths[1])[0]} packed tokens; "
-            "a probe between them would settle where"
-        )
-    used = {k for path in paths for k in path.allocations}
+        known = sorted(each.features[PACKED_TOKENS] for path in paths for each in path.probes)
+        notes.append(f"the order of events changes between probes of {known[0]} to {known[-1]} packed tokens")
+    used = [tape.explanations[k].grounds for k in paths[0].allocations]
     for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
-        count = sum(1 for k in used if tape.explanations[k].grounds is grounds)
+        count = used.count(grounds)
         if count:
             notes.append(f"{count} allocations rest on too few probes ({grounds})")
     return notes
