@@ -128,6 +128,11 @@ class CudaDevice:
             torch.cuda.memory._record_memory_history(None)
             self._finish(recording, [_event(row) for row in rows if row["action"] != "snapshot"], counted)
 
+    def mark(self, stage: str) -> None:
+        """Mark the running recording; does nothing while there is none."""
+        if self._recording is not None:
+            self._recording.mark(stage)
+
     def empty_cache(self) -> int:
         """Return unused segments of **every** device of the process, as PyTorch does; bytes returned on this one."""
         with self.activate():

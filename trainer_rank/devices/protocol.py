@@ -82,6 +82,9 @@ class Device(Protocol):
     def record(self) -> AbstractContextManager[Recording]:
         """Record allocator events inside the context; one recording at a time per device."""
 
+    def mark(self, stage: str) -> None:
+        """Mark the running recording, see :meth:`Recording.mark`; does nothing while there is none."""
+
     def empty_cache(self) -> int:
         """Return unused cached segments to the driver; the number of bytes returned."""
 

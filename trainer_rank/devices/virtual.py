@@ -169,6 +169,11 @@ class VirtualDevice:
             self._memory.events = self._recording = None
             recording.finish(events, after, self.peak_allocated(), self.peak_reserved(), self.memory_info())
 
+    def mark(self, stage: str) -> None:
+        """Mark the running recording; does nothing while there is none."""
+        if self._recording is not None:
+            self._recording.mark(stage)
+
     def empty_cache(self) -> int:
         """Return unused segments of **every** device of the process, as PyTorch does; bytes returned on this one."""
         returned = 0

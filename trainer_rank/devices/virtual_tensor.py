@@ -40,6 +40,17 @@ _REFUSED = {
     aten.set_.source_Tensor,
     aten.set_.default,
 }
+# Operators that make a tensor of none: PyTorch builds the others (zeros, randn, full and so on) from them.
+_FACTORIES = {
+    "empty.memory_format": aten.empty.memory_format,
+    "empty_strided": aten.empty_strided.default,
+    "arange": aten.arange.default,
+    "arange.start": aten.arange.start,
+    "arange.start_step": aten.arange.start_step,
+    "linspace": aten.linspace.default,
+    "eye.m": aten.eye.m,
+    "randperm.generator": aten.randperm.generator,
+}
 MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "mv", "addmv", "dot", "linear"}
 
 
@@ -252,27 +263,13 @@ def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
     return destination
 
 
-def _empty(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    memory_format: torch.memory_format | None = None,
-    **_: Any,
-) -> torch.Tensor:
-    inner = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
-    return wrap(inner, with_index(device))
+def _factory(operator: Any) -> Callable[..., torch.Tensor]:
+    """Return a kernel that makes a tensor on the host and puts it on the device asked for."""
 
+    def make(*args: Any, device: torch.device | None = None, **options: Any) -> Any:
+        return wrap(operator(*args, device=HOST, **options), with_index(device))
 
-def _empty_strided(
-    size: Sequence[int],
-    stride: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> torch.Tensor:
-    return wrap(torch.empty_strided(size, stride, dtype=dtype), with_index(device))
+    return make
 
 
 def with_index(device: torch.device | None) -> torch.device:
@@ -322,13 +319,9 @@ def _register_backend() -> None:
         return
     torch._register_device_module(DEVICE_TYPE, _BackendModule())  # type: ignore[no-untyped-call]
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    kernels: dict[str, Callable[..., Any]] = {
-        "empty.memory_format": _empty,
-        "empty_strided": _empty_strided,
-        "_copy_from": _copy_from,
-    }
-    for name, kernel in kernels.items():
-        library.impl(name, kernel, "Lazy")  # type: ignore[no-untyped-call]
+    for name, operator in _FACTORIES.items():
+        library.impl(name, _factory(operator), "Lazy")  # type: ignore[no-untyped-call]
+    library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutogradLazy")  # type: ignore[no-untyped-call]
     _libraries.append(library)
 

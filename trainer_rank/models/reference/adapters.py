@@ -1,0 +1,53 @@
+"""Low-rank adapters of named slots beside frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
+
+_ALIGNED_RANK = 8
+"""Grouped products want rows of a multiple of 16 bytes: eight 16-bit numbers."""
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Rank, scale numerator and dropout rate of every adapter; rank 0 means none."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapter's output."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, eq=False)
+class Adapters:
+    """The adapters of one slot: ``down`` and ``up`` matrices by the name of the weight that they stand beside."""
+
+    settings: AdapterSettings
+    down: Mapping[str, torch.nn.Parameter]
+    up: Mapping[str, torch.nn.Parameter]
+
+    def add(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        """Return ``outputs`` (rows, O) plus the adapter's part of ``inputs`` (rows, I)."""
+        if name not in self.down:
+            return outputs
+        return outputs + (self._dropped(inputs) @ self.down[name]) @ self.up[name] * self.settings.scale
+
+    def add_grouped(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """As :meth:`add`, for rows sorted by expert; ``ends`` int32 (E,) are the experts' last rows plus one."""
+        if name not in self.down:
+            return outputs
+        missing = -self.settings.rank % _ALIGNED_RANK
+        down, up = F.pad(self.down[name], (0, missing)), F.pad(self.up[name], (0, 0, 0, missing))
+        low = F.grouped_mm(self._dropped(inputs), down, offs=ends)
+        return outputs + F.grouped_mm(low, up, offs=ends) * self.settings.scale
+
+    def _dropped(self, inputs: torch.Tensor) -> torch.Tensor:
+        return F.dropout(inputs, self.settings.dropout) if self.settings.dropout else inputs

@@ -1,0 +1,79 @@
+"""One transformer layer: attention with rotary positions, then routed experts beside a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
+
+from trainer_rank.geometry import ModelGeometry
+from trainer_rank.models.reference.adapters import Adapters
+from trainer_rank.models.reference.attention import packed_attention
+from trainer_rank.models.reference.experts import mixture, swiglu
+
+EPSILON = 1e-6
+_ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """What attention knows of the packed sequences. ``cosine`` and ``sine``: (N, 1, D / 2)."""
+
+    lengths: tuple[int, ...]
+    boundaries: torch.Tensor
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+def positions_of(lengths: tuple[int, ...], boundaries: torch.Tensor, dimension: int, dtype: torch.dtype) -> Positions:
+    """Count positions from 0 within each sequence, and take their rotary angles."""
+    total, device = sum(lengths), boundaries.device
+    starts = boundaries[:-1].repeat_interleave(boundaries.diff(), output_size=total)
+    place = torch.arange(total, device=device) - starts
+    rates = _ROTARY_BASE ** (-torch.arange(0, dimension, 2, dtype=torch.float32, device=device) / dimension)
+    angles = place[:, None, None] * rates
+    return Positions(lengths, boundaries, angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def run_layer(
+    hidden: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    geometry: ModelGeometry,
+    adapters: Adapters,
+    name: str,
+    positions: Positions,
+) -> torch.Tensor:
+    """Return the layer's output (N, H) for ``hidden`` (N, H)."""
+    normed = F.rms_norm(hidden, hidden.shape[-1:], weights["attention_norm"], EPSILON)
+    hidden = hidden + _attention(normed, weights, geometry, adapters, name, positions)
+    normed = F.rms_norm(hidden, hidden.shape[-1:], weights["experts_norm"], EPSILON)
+    mixed = mixture(normed, weights, adapters, name, geometry.experts_per_token)
+    if geometry.shared_expert_hidden:
+        inner = adapters.add(f"{name}.shared_in", normed, normed @ weights["shared_in"])
+        inner = swiglu(inner)
+        mixed = mixed + adapters.add(f"{name}.shared_out", inner, inner @ weights["shared_out"])
+    return hidden + mixed
+
+
+def _attention(
+    hidden: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    geometry: ModelGeometry,
+    adapters: Adapters,
+    name: str,
+    positions: Positions,
+) -> torch.Tensor:
+    heads = (geometry.query_heads, geometry.key_value_heads, geometry.key_value_heads)
+    projected = adapters.add(f"{name}.attention_in", hidden, hidden @ weights["attention_in"])
+    query, key, value = projected.view(len(projected), -1, geometry.head_dimension).split(heads, 1)  # type: ignore[no-untyped-call]
+    query, key = _rotate(query, positions), _rotate(key, positions)
+    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries).flatten(1)
+    return adapters.add(f"{name}.attention_out", mixed, mixed @ weights["attention_out"])
+
+
+def _rotate(heads: torch.Tensor, positions: Positions) -> torch.Tensor:
+    first, second = heads.chunk(2, -1)
+    turned = (first * positions.cosine - second * positions.sine, first * positions.sine + second * positions.cosine)
+    return torch.cat(turned, -1)
