@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
+from trainer_rank.devices.protocol import Device
+from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.errors import UnsupportedError
 from trainer_rank.microbatch import MicroBatch
+from trainer_rank.models.reference import SMALL, build_reference
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
 from trainer_rank.reports.recordings import StepRecorder
@@ -28,7 +31,7 @@ class Subject:
     """A constructed TrainerRank with the device it runs on. Tokens lie in [0, ``vocabulary``)."""
 
     rank: TrainerRank
-    device: Any
+    device: Device
     vocabulary: int
     recorder: StepRecorder | None
 
@@ -49,7 +52,7 @@ def construct(
     ``recordings``: the folder that gets the allocator recording of every step.
     """
     device = _device(ground, capacity)
-    model = _model(device, tuple(slots), seed)
+    model = build_reference(SMALL, device, slots=slots, seed=seed)
     recorder = None if recordings is None else StepRecorder(device, recordings)
 
     def tell(event: Mapping[str, Any]) -> None:
@@ -60,6 +63,16 @@ def construct(
     stage = (lambda _: None) if recorder is None else recorder.stage
     rank = TrainerRank(model, load_policy(policy), on_event=tell, on_stage=stage)
     return Subject(rank, device, model.geometry.vocabulary, recorder)
+
+
+def _device(ground: str, capacity: int | None) -> Device:
+    if ground == "rehearsal":
+        return VirtualDevice("h200", capacity=capacity)
+    if ground == "native":
+        from trainer_rank.devices.cuda import CudaDevice
+
+        return CudaDevice()
+    raise UnsupportedError(f"ground {ground!r} does not exist; choose of native, rehearsal")
 
 
 def request(

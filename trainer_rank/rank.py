@@ -11,7 +11,6 @@ import torch
 
 from trainer_rank import checkpoint
 from trainer_rank.admission.budget import Budget
-from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.ladder import ladder
 from trainer_rank.admission.planner import Choice, choose
 from trainer_rank.admission.refusal import explain_refusal
@@ -19,12 +18,13 @@ from trainer_rank.claims import Claims
 from trainer_rank.errors import AdmissionRefused, CheckpointError, InvalidInputError
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import PlanRun
-from trainer_rank.forecasting import Forecasts, Sample
+from trainer_rank.forecasting import Sample
 from trainer_rank.microbatch import MicroBatch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
-from trainer_rank.packing import units
+from trainer_rank.packing import GroupKey, units
 from trainer_rank.policies import Policy
+from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
 from trainer_rank.requests import Request, shapes_of
 
@@ -60,7 +60,7 @@ class TrainerRank:
         self._announcer = Announcer(on_event, on_stage)
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
-        self._forecasts = Forecasts(model, policy, self._announcer)
+        self._probes = Probes(model, policy, self._announcer)
         self._claims = Claims(self._device, policy)
         self._trained: set[str] = set()
         self._current: MicroBatch | None = None
@@ -95,9 +95,12 @@ class TrainerRank:
         training = {shape.slot for unit in pending for shape in unit if shape.gradients}
         for slot in training:
             self._optimizers[slot].prepare_gradients()
-        self._forecasts.prepare({(shape.slot, shape.gradients, shape.hidden) for unit in pending for shape in unit})
+        if self._probes.prepare(
+            {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
+        ):
+            self._claims.libraries_met()
         budget, sample = self._sample(training)
-        choice = choose(pending, self._rungs, self._forecasts.at(sample), budget, oversize=allow_oversize)
+        choice = choose(pending, self._rungs, self._probes.forecaster(sample), budget, oversize=allow_oversize)
         if choice.plan is None:
             raise AdmissionRefused(explain_refusal(choice, pending[0]))
         return choice

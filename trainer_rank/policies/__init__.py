@@ -20,7 +20,7 @@ class Policy:
     ladder: tuple[str, ...]
     reserve_bytes: int
     caller_bytes_per_token: int
-    probe_tokens: tuple[int, ...]
+    probe_lengths: tuple[tuple[int, ...], ...]
     residual_per_million: int
 
 
@@ -51,13 +51,13 @@ def parse_policy(document: bytes) -> Policy:
         ladder=tuple(str(rung) for rung in admission.pop("ladder", ())),
         reserve_bytes=_count(admission, "reserve_bytes"),
         caller_bytes_per_token=_count(admission, "caller_bytes_per_token"),
-        probe_tokens=tuple(_positive(each) for each in probing.pop("tokens", ())),
+        probe_lengths=tuple(_lengths(each) for each in probing.pop("lengths", ())),
         residual_per_million=_count(probing, "residual_per_million"),
     )
     left = [*content, *admission, *probing]
     if left:
         raise InvalidInputError(f"policy {policy.name}: unknown setting {left[0]}; remove it")
-    if not policy.ladder or len(policy.probe_tokens) < 3:
+    if not policy.ladder or len(policy.probe_lengths) < 3:
         raise InvalidInputError(f"policy {policy.name}: give at least one rung and three probes")
     return policy
 
@@ -83,7 +83,7 @@ def _count(table: dict[str, Any], name: str) -> int:
     return value
 
 
-def _positive(value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise InvalidInputError(f"policy setting tokens holds {value!r}; give whole numbers of at least 1")
-    return value
+def _lengths(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or any(type(each) is not int or each < 1 for each in value):
+        raise InvalidInputError(f"policy setting lengths holds {value!r}; give lists of whole numbers of at least 1")
+    return tuple(value)

@@ -1,0 +1,188 @@
+"""Record tapes from a few small passes of the real model on its own device, leaving no trace in its state.
+
+Every kind of pass is run at the shapes of the policy: once to warm up, once recorded. The last shape first checks what
+the others say, then joins them. Weights, generators, gradients and optimizer states stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+
+from trainer_rank.admission.decide import Demand
+from trainer_rank.admission.ladder import Plan, Retention
+from trainer_rank.allocator.trace import Trace
+from trainer_rank.devices.protocol import MemoryInfo
+from trainer_rank.errors import TapeError
+from trainer_rank.events import Announcer
+from trainer_rank.execution import PlanRun
+from trainer_rank.features import plan_features
+from trainer_rank.forecasting import Library, PassKey, PlanForecaster, Recorded, Sample
+from trainer_rank.microbatch import RequestOutput
+from trainer_rank.models.protocol import ModelRuntime
+from trainer_rank.packing import GroupKey, Subforward
+from trainer_rank.policies import Policy
+from trainer_rank.randomness import untouched
+from trainer_rank.requests import Request, RequestShape
+from trainer_rank.tapes import fit
+
+_SEED = 7
+
+
+class _Probe(NamedTuple):
+    plan: Plan
+    trace: Trace
+    nanoseconds: int
+
+
+class Probes:
+    """Records each kind of pass when it is first needed; forecasts plans from what was recorded."""
+
+    def __init__(self, model: ModelRuntime, policy: Policy, announcer: Announcer) -> None:
+        self._model = model
+        self._policy = policy
+        self._announcer = announcer
+        self._recorded: dict[PassKey, Recorded] = {}
+        self._adapter_bytes = {
+            slot: sum(each.numel() * each.element_size() for each in model.adapter_parameters(slot).values())
+            for slot in model.slots
+        }
+        self._generator = torch.Generator().manual_seed(_SEED)
+
+    def forecaster(self, sample: Sample) -> PlanForecaster:
+        """Return a forecaster that sees the device as it was in ``sample``."""
+        return PlanForecaster(self._library(self._recorded), self._policy, sample)
+
+    def prepare(self, keys: Iterable[GroupKey]) -> bool:
+        """Record every kind of pass that groups with these keys may need; says whether any probe ran."""
+        before = len(self._recorded)
+        for key in sorted(keys):
+            for retention in self._retentions(key):
+                pass_key = self._key(Subforward(key, ()), retention)
+                if pass_key not in self._recorded:
+                    self._recorded[pass_key] = self._record(key, pass_key)
+        return len(self._recorded) > before
+
+    def _retentions(self, key: GroupKey) -> Iterator[Retention]:
+        yield Retention.DEVICE
+        if key.gradients and "rerun" in self._policy.ladder:
+            yield Retention.RERUN
+
+    def _key(self, subforward: Subforward, retention: Retention) -> PassKey:
+        key = subforward.key
+        kept = retention if key.gradients else Retention.DEVICE
+        return PassKey(self._adapter_bytes[key.slot], key.gradients, key.hidden, kept)
+
+    def _features(self, subforward: Subforward) -> Mapping[str, int]:
+        return plan_features(
+            subforward.lengths,
+            self._model.geometry,
+            self._model.topology,
+            adapter_bytes=self._adapter_bytes[subforward.key.slot],
+        )
+
+    def _library(self, recorded: Mapping[PassKey, Recorded]) -> Library:
+        return Library(recorded, self._key, self._features)
+
+    def _record(self, key: GroupKey, pass_key: PassKey) -> Recorded:
+        with untouched(self._model.device.torch_device), self._kept_gradients(key.slot):
+            probes = [self._run(key, pass_key.retention, lengths) for lengths in self._policy.probe_lengths]
+        checking = probes[-1]
+        seen = self._fitted(probes[:-1])
+        demand = self._forecast(pass_key, seen, checking)
+        residual = _residual_per_million(demand, checking.trace)
+        recorded = self._fitted(probes)
+        if residual is None or residual > self._policy.residual_per_million:
+            demand = self._forecast(pass_key, recorded, checking)
+            again = _residual_per_million(demand, checking.trace)
+            if again is None or again > self._policy.residual_per_million:
+                raise TapeError(
+                    f"probes of {pass_key} do not explain each other: residual {again} per million; probe more"
+                )
+        self._tell(pass_key, probes, residual)
+        return recorded
+
+    def _run(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> _Probe:
+        shapes = tuple(RequestShape(index, each, *key[:2], hidden=key.hidden) for index, each in enumerate(lengths))
+        plan = Plan("probe", (Subforward(key, shapes),), retention)
+        requests = {shape.index: self._request(shape) for shape in shapes}
+        device = self._model.device
+        self._pass(plan, requests, lambda _: None)
+        device.synchronize()
+        with device.record() as recording:
+            begun = perf_counter_ns()
+            self._pass(plan, requests, recording.mark)
+            device.synchronize()
+            nanoseconds = perf_counter_ns() - begun
+        features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
+        trace = replace(recording.trace(), features=features, source=f"probe {list(lengths)}")
+        return _Probe(plan, trace, nanoseconds)
+
+    def _pass(self, plan: Plan, requests: Mapping[int, Request], stage: Callable[[str], None]) -> None:
+        run = PlanRun(self._model, plan, requests, stage)
+        with self._model.device.activate():
+            run.forward()
+            if plan.subforwards[0].key.gradients:
+                run.backward(_loss(run.outputs.values()))
+
+    def _request(self, shape: RequestShape) -> Request:
+        vocabulary = self._model.geometry.vocabulary
+        tokens = torch.randint(0, vocabulary, (shape.length + 1,), generator=self._generator)
+        return Request(tokens[:-1], tokens[1:], shape.slot, shape.gradients, hidden=shape.hidden)
+
+    @contextmanager
+    def _kept_gradients(self, slot: str) -> Iterator[None]:
+        parameters = self._model.adapter_parameters(slot).values()
+        kept = [(each, each.grad.clone()) for each in parameters if each.grad is not None]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, gradient in kept:
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(gradient)
+
+    def _fitted(self, probes: Sequence[_Probe]) -> Recorded:
+        tokens = [sum(each.plan.packed_tokens) for each in probes]
+        low, high = (pick(zip(tokens, (each.nanoseconds for each in probes), strict=True)) for pick in (min, max))
+        slope = max(0, high[1] - low[1]) // max(1, high[0] - low[0])
+        return Recorded(fit([each.trace for each in probes]), max(0, low[1] - slope * low[0]), slope)
+
+    def _forecast(self, key: PassKey, recorded: Recorded, probe: _Probe) -> Demand:
+        free, total = probe.trace.memory_info or (0, 0)
+        sample = Sample(0, MemoryInfo(free, total), probe.trace.before)
+        return PlanForecaster(self._library({key: recorded}), self._policy, sample).demand(probe.plan)
+
+    def _tell(self, key: PassKey, probes: Sequence[_Probe], residual: int | None) -> None:
+        self._announcer.event(
+            "probe",
+            gradients=key.gradients,
+            hidden=key.hidden,
+            retention=key.retention.value,
+            adapter_bytes=key.adapter_bytes,
+            residual_per_million=residual,
+            lengths=[list(each.plan.subforwards[0].lengths) for each in probes],
+            peak_allocated=[each.trace.peak_allocated for each in probes],
+            peak_reserved=[each.trace.peak_reserved for each in probes],
+            nanoseconds=[each.nanoseconds for each in probes],
+        )
+
+
+def _loss(outputs: Iterable[RequestOutput]) -> torch.Tensor:
+    """Return a loss that uses every output as a caller's would."""
+    means = [output.log_probabilities.mean() for output in outputs]
+    means += [output.hidden.float().mean() for output in outputs if output.hidden is not None]
+    return torch.stack(means).mean()
+
+
+def _residual_per_million(demand: Demand, trace: Trace) -> int | None:
+    """Return the error of the forecast peak, per million of the recorded growth; None when it is unknown."""
+    if demand.peak_allocated is None or not trace.peak_allocated:
+        return None
+    growth = max(1, trace.peak_allocated - trace.before.allocated)
+    return abs(demand.peak_allocated - trace.peak_allocated) * 1_000_000 // growth
