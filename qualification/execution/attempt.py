@@ -20,7 +20,7 @@ from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
 from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import RECLAIM_SECONDS, Footprint, take_receipt
 from qualification.execution.supervision import Limits, Outcome
-from qualification.execution.supervisor import specification, supervise
+from qualification.execution.supervisor import read_outcome, specification, supervise
 from qualification.records import Count, Process, Receipt, Record
 
 MANIFEST_FILE = "attempt.json"
@@ -57,7 +57,6 @@ class Attempt:
     reader: GpuReader = field(default_factory=GpuReader)
     watch: GpuWatch | None = None
     folders: list[Path] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -115,7 +114,6 @@ class Attempt:
             on_event=on_event,
             cancelled=cancelled,
         )
-        self.outcomes.append(launched.outcome)
         self.ports += launched.ports
         return launched
 
@@ -124,7 +122,7 @@ class Attempt:
     ) -> Outcome:
         """Run any command in the sub-folder ``name``; with ``echo`` its output is also this process's."""
         folder = self._open(name)
-        outcome = supervise(
+        return supervise(
             specification(
                 command,
                 run=self.run,
@@ -137,8 +135,6 @@ class Attempt:
             ),
             authority=self.held,
         )
-        self.outcomes.append(outcome)
-        return outcome
 
     def take_receipt(self, *, reclaim_seconds: float = RECLAIM_SECONDS) -> Receipt:
         """Look at everything again and return the receipt. Call it after every supervised command has ended."""
@@ -156,7 +152,7 @@ class Attempt:
             attempt=self.attempt,
             token=self.token,
             folders=tuple(self.folders),
-            outcomes=tuple(self.outcomes),
+            outcomes=tuple(outcome for folder in self.folders if (outcome := read_outcome(folder)) is not None),
             leases=self.held.leases if self.held else (),
             ports=tuple(self.ports),
             worktree=self.worktree,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from qualification.execution.launch import read_events
 from qualification.execution.probes import host
@@ -106,6 +108,23 @@ def fold(probes: Iterable[Probe]) -> tuple[ReceiptStatus, str | None]:
     if missing := [name for name in REQUIRED if name not in {probe.name for probe in given}]:
         return ReceiptStatus.UNVERIFIED, f"no probe of {', '.join(missing)}"
     return ReceiptStatus.CLEAN, None
+
+
+def receipt_of_nothing(run: str, unreadable: Mapping[str, str]) -> Receipt:
+    """Return the receipt of a run that was not started because these GPUs (UUID to reason) cannot be read."""
+    empty = take_receipt(Footprint(run=run, attempt=1, token=run, folders=(), outcomes=()))
+    status = ProbeStatus.UNREADABLE
+    gpus = [
+        Probe(
+            name=name, source=GPU_SOURCE, status=status, duration_ms=0, values={"gpu": gpu}, reason=f"{gpu}: {reason}"
+        )
+        for gpu, reason in unreadable.items()
+        for name in GPU_PROBES
+    ]
+    probes = (*gpus, *(probe for probe in empty.probes if probe.name not in GPU_PROBES))
+    what = "; ".join(f"{gpu}: {reason}" for gpu, reason in unreadable.items())
+    reason = f"nothing was started: {what}"
+    return msgspec.structs.replace(empty, status=fold(probes)[0], probes=probes, reason=reason)
 
 
 def status_of_lease(receipt: Receipt, lease: Lease) -> tuple[ReceiptStatus, str | None]:

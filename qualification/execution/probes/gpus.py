@@ -115,16 +115,30 @@ def is_virtual(resource: str) -> bool:
     return resource.startswith(VIRTUAL_PREFIX)
 
 
-def occupancy(reading: GpuReading, baseline: int | None) -> str | None:
-    """Return why a GPU cannot be leased now, or None when it reads idle. ``baseline``: its last idle reading, bytes."""
+def reading_problem(reading: GpuReading) -> str | None:
+    """Return why a GPU can be neither leased nor judged, or None when everything needed was read."""
     if reading.mig:
-        return "it is a MIG device, which is not supported: use a whole GPU by its UUID"
+        refused = f" ({_errors(reading)})" if reading.errors else ""
+        return f"it is a MIG device, which is not supported: use a whole GPU by its UUID{refused}"
     if reading.errors or reading.used_bytes is None or reading.processes is None:
         return f"unreadable ({_errors(reading)})"
+    return None
+
+
+def unreadable(reader: GpuReader, names: Sequence[str]) -> dict[str, str]:
+    """Return which of the named real GPUs cannot be read now, and why."""
+    readings = [reader.read(name) for name in names if not is_virtual(name)]
+    return {reading.uuid: problem for reading in readings if (problem := reading_problem(reading)) is not None}
+
+
+def occupancy(reading: GpuReading, baseline: int | None) -> str | None:
+    """Return why a GPU cannot be leased now, or None when it reads idle. ``baseline``: its last idle reading, bytes."""
+    if problem := reading_problem(reading):
+        return problem
     if reading.processes:
         return f"in use by {', '.join(_name(process.pid) for process in reading.processes)}"
     bound = IDLE_BYTES if baseline is None else baseline + SLACK_BYTES
-    if reading.used_bytes > bound:
+    if reading.used_bytes is None or reading.used_bytes > bound:
         held = "with no process listed" if baseline is None else f"against a baseline of {baseline} B"
         return f"{reading.used_bytes} B used {held}"
     return None

@@ -1,0 +1,123 @@
+"""``qualify exec``: run any command under the supervisor, on leased GPUs if asked, and print the cleanup receipt."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+
+from flows.cli.exits import ExitCode
+from qualification.execution.attempt import Attempt, host
+from qualification.execution.holding import HeldLeases, acquire
+from qualification.execution.identity import myself
+from qualification.execution.inventory import requested, require_known, take_inventory
+from qualification.execution.leases import LeaseRequest
+from qualification.execution.probes.gpus import GpuReader, unreadable
+from qualification.execution.receipt import RECLAIM_SECONDS, receipt_of_nothing
+from qualification.execution.supervision import Limits, Outcome
+from qualification.home import home
+from qualification.records import Receipt, ReceiptStatus
+
+COMMAND_FOLDER = "command"
+
+
+def command(
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="Lease this device, by UUID; give it once for each. Others stay invisible.")
+    ] = None,
+    timeout: Annotated[int | None, typer.Option(min=1, help="End the command after so many seconds.")] = None,
+    silence: Annotated[int | None, typer.Option(min=1, help="End it after so many seconds without output.")] = None,
+    terminate_wait: Annotated[int, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 30,
+    reclaim_wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that the GPUs have to return to their baseline.")
+    ] = RECLAIM_SECONDS,
+    priority: Annotated[int, typer.Option(help="Place in the queue for devices; higher goes first.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt alone; output goes to the logs.")] = False,
+) -> int:
+    """Run any command under the supervisor and print its receipt.
+
+    \b
+    Exit code 6 when the receipt is not CLEAN, else 0 if the command exited 0 in time, else 3.
+
+    \b
+    Examples:
+      qualify exec -- python train.py
+      qualify exec --gpu GPU-0f6c1e9a-... --timeout 600 --json -- python train.py
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    run = f"exec-{uuid.uuid4().hex}"
+    limits = Limits(wall_seconds=timeout, silence_seconds=silence, terminate_seconds=terminate_wait)
+    devices = requested(tuple(gpu or ()))
+    reader = GpuReader()
+    if devices:
+        require_known(devices, take_inventory(reader))
+        if reasons := unreadable(reader, devices):
+            return _answer(receipt_of_nothing(run, reasons), None, as_json)
+    folder = home() / "runs" / run / "1"
+    held = _lease(run, devices, folder, reader, priority) if devices else None
+    attempt = Attempt(run=run, attempt=1, folder=folder, held=held, recorded=False, reader=reader)
+    outcome: Outcome | None = None
+    try:
+        attempt.begin()
+        outcome = attempt.execute(words, COMMAND_FOLDER, limits=limits, echo=not as_json)
+    finally:
+        receipt = attempt.take_receipt(reclaim_seconds=reclaim_wait)
+        attempt.close(receipt)
+        code = _answer(receipt, outcome, as_json)
+    typer.echo(f"logs: {folder / COMMAND_FOLDER}", err=True)
+    return code
+
+
+def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, priority: int) -> HeldLeases:
+    from flows.recovering import recovery  # needs the database, which a command without devices does not touch
+
+    recover = recovery(reader)
+    request = LeaseRequest(
+        run=run,
+        attempt=1,
+        candidates=devices,
+        count=len(devices),
+        folder=str(folder),
+        host=host(),
+        holder=myself(),
+        priority=priority,
+    )
+    return acquire(
+        recover.store,
+        request,
+        reader=reader,
+        recover=recover.holding,
+        waiting=lambda reason: typer.echo(f"waiting for {', '.join(devices)}: {reason}", err=True),
+    )
+
+
+def _answer(receipt: Receipt, outcome: Outcome | None, as_json: bool) -> int:
+    typer.echo(msgspec.json.encode(receipt) if as_json else "\n".join(describe(receipt)))
+    if outcome is not None and outcome.reason:
+        typer.echo(f"qualify: the command was ended: {outcome.reason}", err=True)
+    if receipt.status is not ReceiptStatus.CLEAN:
+        return ExitCode.NOT_CLEAN
+    return ExitCode.PASSED if outcome is not None and outcome.succeeded else ExitCode.FAILED
+
+
+def describe(receipt: Receipt) -> list[str]:
+    """Return the lines that show a receipt to people."""
+    ended = "nothing was started" if receipt.exit_code is None else f"exit code {receipt.exit_code}"
+    lines = [f"{receipt.status.value}: {ended}{', ended by a limit' if receipt.timed_out else ''}"]
+    for title, processes in (("swept", receipt.swept), ("left", receipt.leftovers)):
+        lines += [f"  {title} pid {process.pid} {process.command} ({process.state})" for process in processes]
+    lines += [f"  {probe.name:14} {probe.status.value}{_because(probe.reason)}" for probe in receipt.probes]
+    return lines
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,53 @@
+"""Put a recovered receipt into the ledger, with INCOMPLETE results for what the killed attempt did not finish."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import select
+
+from db.engine import reading
+from db.leases import DatabaseLeaseStore
+from db.models import workload_results
+from flows.recorder import Recorder
+from flows.workload import result
+from qualification.assignment import load_assignment
+from qualification.execution.attempt import Manifest
+from qualification.execution.probes.gpus import GpuReader
+from qualification.execution.recovery import Recovery
+from qualification.home import home
+from qualification.records import Receipt, Verdict
+
+REASON = "the pipeline was killed before this workload had a result"
+
+
+def recovery(reader: GpuReader) -> Recovery:
+    """Return what recovers killed attempts with the evidence database; opens it for writing."""
+    recorder = Recorder()
+    store = DatabaseLeaseStore(recorder.engine)
+    return Recovery(store, reader, lambda manifest, receipt: record_recovered(recorder, manifest, receipt))
+
+
+def record_recovered(recorder: Recorder, manifest: Manifest, receipt: Receipt) -> None:
+    """Record what a killed attempt amounts to, all or nothing. An attempt without a subject has nothing to record."""
+    assignment = load_assignment(home() / "runs" / manifest.run / str(manifest.attempt))
+    if assignment is None:
+        return
+    columns = workload_results.c
+    query = select(columns.workload).where(columns.run == manifest.run, columns.attempt == manifest.attempt)
+    with reading(recorder.engine) as connection:
+        finished = set(connection.execute(query).scalars())
+    missing = [
+        result(
+            name,
+            assignment,
+            Verdict.INCOMPLETE,
+            started=datetime.fromisoformat(assignment.started_at),
+            leases=receipt.leases,
+            reason=REASON,
+        )
+        for name in assignment.workloads
+        if name not in finished
+    ]
+    recorder.record([*missing, receipt], assignment.subject)
+    recorder.seal()
