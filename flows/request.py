@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -29,6 +29,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rules: str = DEFAULT
     parameters: dict[str, Figure] = {}
     requested_by: str | None = None
+
+
+def read_request(given: Mapping[str, object]) -> Request:
+    """Return a request from untyped parameters, strictly. Raises ConfigurationError naming field, value and rule."""
+    try:
+        return msgspec.convert(given, type=Request)
+    except msgspec.ValidationError as error:
+        rule, _, path = str(error).partition(" - at `$")
+        name = path.removeprefix(".").rstrip("`").partition("[")[0].partition(".")[0]
+        value = f" {given[name]!r}" if name in given else ""
+        raise ConfigurationError(f"parameter {name or 'list'}{value}: {rule}") from None
 
 
 def validate(request: Request) -> tuple[Request, RulesDocument]:

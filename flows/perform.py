@@ -1,0 +1,210 @@
+"""One attempt from lease to closed lease. Whatever happens in between, results, receipt and a closed lease follow.
+
+Order is the whole point: assignment written, lease held, source checked out, workloads run, each result recorded,
+source retired, receipt taken and recorded, lease closed by what the receipt says. No step is skipped because an
+earlier one failed, and nothing is asked of Prefect.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from db.leases import DatabaseLeaseStore
+from flows.progress import Progress
+from flows.recorder import Recorder
+from flows.recovering import record_recovered
+from flows.request import Request
+from flows.resolve import Resolved
+from flows.workload import result, run_workload
+from qualification.assignment import Assignment, save_assignment
+from qualification.environment import environment_manifest
+from qualification.errors import RefusedError
+from qualification.execution.attempt import Attempt, host
+from qualification.execution.capture import Stamped
+from qualification.execution.holding import HeldLeases, acquire
+from qualification.execution.identity import myself
+from qualification.execution.inventory import requested, require_known, take_inventory
+from qualification.execution.leases import LeaseRequest
+from qualification.execution.probes.gpus import GpuReader
+from qualification.execution.recovery import Recovery
+from qualification.execution.supervision import Limits
+from qualification.home import home
+from qualification.records import Ground, Receipt, Verdict, WorkloadResult
+from qualification.rules import RulesDocument
+from qualification.worktree import create_worktree, retire_worktree
+
+WORKTREES = "worktrees"
+RUNS = "runs"
+
+
+@dataclass
+class Performed:
+    """What an attempt left in the ledger so far."""
+
+    assignment: Assignment
+    results: list[WorkloadResult] = field(default_factory=list)
+    receipt: Receipt | None = None
+
+
+def new_run() -> str:
+    """Return the name of a new run: its start to the second, and chance against collisions."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+
+
+def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder: Recorder, run: str) -> Assignment:
+    """Store the documents that a result rests on, and write down what this attempt shall do."""
+    source = resolved.checkout or home() / WORKTREES / run
+    assignment = Assignment(
+        run=run,
+        attempt=1,
+        started_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        subject=resolved.subject,
+        policy=resolved.policy,
+        ground=request.ground,
+        workloads=request.workloads,
+        rules_sha256=recorder.document(rules.text),
+        environment_sha256=recorder.document(environment_manifest()),
+        source=str(source),
+        store=str(resolved.store) if resolved.store else None,
+        parameters=request.parameters,
+        requested_by=request.requested_by,
+    )
+    recorder.document(resolved.policy_document)
+    save_assignment(assignment, attempt_folder(assignment))
+    return assignment
+
+
+def attempt_folder(assignment: Assignment) -> Path:
+    """Return the folder of an attempt's own files."""
+    return home() / RUNS / assignment.run / str(assignment.attempt)
+
+
+def perform(
+    assignment: Assignment,
+    recorder: Recorder,
+    progress: Progress,
+    *,
+    limits: Limits | None = None,
+    priority: int = 0,
+    cancelled: Callable[[], str | None] | None = None,
+) -> Performed:
+    """Run every workload of an assignment under one lease and return what was recorded.
+
+    An interruption or error is raised again once results, receipt and the closed lease are recorded.
+    """
+    done = Performed(assignment)
+    with GpuReader() as reader:
+        attempt = _attempt(assignment, recorder, reader, progress, priority)
+        with _receipted(attempt, done, recorder, progress):
+            if assignment.store is not None:
+                create_worktree(Path(assignment.store), assignment.subject.commit, Path(assignment.source))
+            attempt.begin()
+            for name in assignment.workloads:
+                progress.stage("workload", name)
+                say = _teller(name, progress)
+                found = run_workload(
+                    name, assignment, attempt, recorder.blobs, limits=limits, on_event=say, cancelled=cancelled
+                )
+                _record(done, recorder, found)
+                progress.stage("verdict", f"{found.verdict} {name}{f': {found.reason}' if found.reason else ''}")
+    return done
+
+
+def _attempt(
+    assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
+) -> Attempt:
+    held = _lease(assignment, recorder, reader, progress, priority)
+    progress.stage("lease", ", ".join(f"{lease.resource} token {lease.token}" for lease in held.leases))
+    return Attempt(
+        run=assignment.run,
+        attempt=assignment.attempt,
+        folder=attempt_folder(assignment),
+        held=held,
+        trainer=True,
+        worktree=Path(assignment.source) if assignment.store else None,
+        reader=reader,
+    )
+
+
+def _lease(
+    assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
+) -> HeldLeases:
+    store = DatabaseLeaseStore(recorder.engine)
+    recovery = Recovery(store, reader, lambda manifest, receipt: record_recovered(recorder, manifest, receipt))
+    request = LeaseRequest(
+        run=assignment.run,
+        attempt=assignment.attempt,
+        candidates=_candidates(assignment.ground, reader),
+        count=1,
+        folder=str(attempt_folder(assignment)),
+        host=host(),
+        holder=myself(),
+        priority=priority,
+    )
+    return acquire(
+        store,
+        request,
+        reader=reader,
+        recover=recovery.holding,
+        waiting=lambda reason: progress.stage("waiting", reason),
+    )
+
+
+def _candidates(ground: Ground, reader: GpuReader) -> tuple[str, ...]:
+    inventory = take_inventory(reader)
+    if ground is Ground.REHEARSAL:
+        return inventory.virtual
+    named = requested(())
+    require_known(named, inventory)
+    gpus = named or tuple(gpu.uuid for gpu in inventory.gpus)
+    if not gpus:
+        raise RefusedError(
+            f"no GPU for ground native: {inventory.unreadable or 'NVML lists none'}; nothing was started"
+        )
+    return gpus
+
+
+@contextmanager
+def _receipted(attempt: Attempt, done: Performed, recorder: Recorder, progress: Progress) -> Iterator[None]:
+    """Record what is missing, take the receipt, record it, close the lease: after success, error and interruption."""
+    try:
+        yield
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        for name in done.assignment.workloads[len(done.results) :]:
+            _record(done, recorder, _incomplete(done.assignment, attempt, name, f"not finished: {said}"))
+        raise
+    finally:
+        if done.assignment.store is not None:
+            retire_worktree(Path(done.assignment.store), Path(done.assignment.source))
+        done.receipt = attempt.take_receipt()
+        recorder.record([done.receipt], done.assignment.subject)
+        progress.stage("receipt", f"{done.receipt.status}{f': {done.receipt.reason}' if done.receipt.reason else ''}")
+        attempt.close(done.receipt)
+        recorder.seal()
+
+
+def _record(done: Performed, recorder: Recorder, found: WorkloadResult) -> None:
+    recorder.record([found], done.assignment.subject)
+    done.results.append(found)
+
+
+def _incomplete(assignment: Assignment, attempt: Attempt, name: str, reason: str) -> WorkloadResult:
+    leases = attempt.held.leases if attempt.held else ()
+    return result(name, assignment, Verdict.INCOMPLETE, started=datetime.now(UTC), leases=leases, reason=reason[:2000])
+
+
+def _teller(name: str, progress: Progress) -> Callable[[Stamped], None]:
+    def tell(stamped: Stamped) -> None:
+        if stamped.event is not msgspec.UNSET:
+            said = msgspec.json.decode(stamped.event, type=dict[str, object])
+            progress.event(name, str(said.pop("event", "")), said)
+
+    return tell

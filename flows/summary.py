@@ -1,0 +1,133 @@
+"""What a run amounts to, in one document: for people as a table and Markdown, for programs as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from flows.cli.exits import ExitCode, for_run, strongest
+from flows.perform import Performed
+from qualification.gate import TAMPERED
+from qualification.records import (
+    AdoptionDecision,
+    Decision,
+    Ground,
+    Receipt,
+    ReceiptStatus,
+    Subject,
+    Verdict,
+    WorkloadResult,
+)
+
+SCHEMA = "qualify.run/1"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: what ran, what it showed, what cleanup showed, what the gate answers, and what to type next."""
+
+    schema: str = SCHEMA
+    run: str
+    attempt: int
+    subject: Subject
+    policy: str
+    ground: Ground
+    workloads: tuple[WorkloadResult, ...]
+    receipt: Receipt
+    decision: AdoptionDecision
+    exit_code: int
+    next: str
+
+
+def summarise(done: Performed, decision: AdoptionDecision) -> Summary:
+    """Put an attempt and its decision together."""
+    receipt = done.receipt
+    if receipt is None:
+        raise ValueError(f"run {done.assignment.run} has no receipt")
+    code = for_run((result.verdict for result in done.results), (receipt.status,))
+    if decision.row == TAMPERED.name:
+        code = strongest((code, ExitCode.TAMPERED))
+    return Summary(
+        run=done.assignment.run,
+        attempt=done.assignment.attempt,
+        subject=done.assignment.subject,
+        policy=done.assignment.policy.name,
+        ground=done.assignment.ground,
+        workloads=tuple(done.results),
+        receipt=receipt,
+        decision=decision,
+        exit_code=code,
+        next=_next(done, decision, code),
+    )
+
+
+def _next(done: Performed, decision: AdoptionDecision, code: ExitCode) -> str:
+    run = done.assignment.run
+    if code is ExitCode.TAMPERED:
+        return "qualify verify"
+    if code is not ExitCode.PASSED:
+        return f"qualify evidence show {run}"
+    return f"qualify gate {'check' if decision.decision is Decision.ADOPTED else 'explain'} {run}"
+
+
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """Return the document as plain JSON values; the hashes of the subject's files are left to the evidence."""
+    document: dict[str, Any] = msgspec.to_builtins(summary)
+    del document["subject"]["files"]
+    del document["decision"]["inputs"]
+    return document
+
+
+def table(summary: Summary) -> Table:
+    """Return the closing table for a terminal."""
+    dirty = " with uncommitted changes" if summary.subject.dirty else ""
+    title = f"{summary.subject.repository} {summary.subject.commit[:12]}{dirty}, policy {summary.policy}"
+    shown = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for heading in ("", "", ""):
+        shown.add_column(heading, overflow="fold")
+    for result in summary.workloads:
+        said = result.reason or f"{len(result.criteria)} criteria in {result.duration_ms / 1000:.1f} s, {result.ground}"
+        shown.add_row(result.workload, f"[{_colour(result.verdict)}]{result.verdict}", said)
+    receipt = summary.receipt
+    swept = f"{len(receipt.probes)} probes, {len(receipt.swept)} processes swept"
+    shown.add_row("receipt", f"[{_colour(receipt.status)}]{receipt.status}", receipt.reason or swept)
+    decision = summary.decision
+    shown.add_row("decision", f"[{_colour(decision.decision)}]{decision.decision}", "; ".join(decision.reasons))
+    shown.add_row("run", summary.run, "")
+    shown.add_row("next", summary.next, "", style="bold")
+    return shown
+
+
+def _colour(word: Verdict | ReceiptStatus | Decision) -> str:
+    good, bad = (
+        (Verdict.PASSED, ReceiptStatus.CLEAN, Decision.ADOPTED),
+        (Verdict.FAILED, ReceiptStatus.DIRTY, Decision.REJECTED),
+    )
+    return "green" if word in good else "red" if word in bad else "yellow"
+
+
+def markdown(summary: Summary) -> str:
+    """Return the document as Markdown, for an artifact."""
+    rows = "\n".join(f"| {row['what']} | {row['answer']} | {row['reason']} |" for row in rows_of(summary))
+    subject = summary.subject
+    return (
+        f"# Run {summary.run}\n\n"
+        f"`{subject.repository}` at `{subject.commit}`{' (uncommitted changes)' if subject.dirty else ''}, "
+        f"policy `{summary.policy}`, ground `{summary.ground}`\n\n"
+        f"| what | answer | reason |\n|---|---|---|\n{rows}\n\nNext: `{summary.next}`\n"
+    )
+
+
+def rows_of(summary: Summary) -> list[dict[str, str]]:
+    """Return one row per workload, receipt and decision, for a table artifact."""
+    results = [
+        {"what": result.workload, "answer": result.verdict.value, "reason": result.reason or ""}
+        for result in summary.workloads
+    ]
+    receipt, decision = summary.receipt, summary.decision
+    return [
+        *results,
+        {"what": "receipt", "answer": receipt.status.value, "reason": receipt.reason or ""},
+        {"what": "decision", "answer": decision.decision.value, "reason": "; ".join(decision.reasons)},
+    ]
