@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, Select, select
 
 from db import queries
 from db.engine import reading
@@ -158,10 +158,14 @@ def run_evidence(connection: Connection, run: RunLine, trust: Trust) -> RunEvide
 
 def words_on(connection: Connection, commit: str, trust: Trust) -> list[Word]:
     """Return every approval, rejection and hold of a commit, as signed."""
-    sequences = connection.scalars(select(approvals.c.sequence).where(approvals.c.commit == commit))
+    return words_from(connection, select(approvals.c.sequence).where(approvals.c.commit == commit), trust)
+
+
+def words_from(connection: Connection, sequences: Select[tuple[int]], trust: Trust) -> list[Word]:
+    """Return the people's words at the selected ledger sequences, opened with the trusted keys."""
     return [
         Word(sequence=sequence, approval=found.read.fact, signers=found.signers)
-        for sequence, found in _opened(queries.envelopes(connection, sequences), trust)
+        for sequence, found in _opened(queries.envelopes(connection, connection.scalars(sequences)), trust)
         if isinstance(found.read.fact, Approval)
     ]
 

@@ -136,7 +136,7 @@ def device_history(
     """Return what ran on a device since a UTC stamp, newest first."""
     query = select(devices).where(devices.c.resource == resource)
     if since is not None:
-        query = query.where(devices.c.at >= since)
+        query = query.where(devices.c.at >= _bound(since))
     query = query.order_by(devices.c.at.desc(), devices.c.sequence.desc()).limit(limit)
     return _rows(connection, query, devices, DeviceUse)
 
@@ -156,7 +156,9 @@ def words(
         query = query.where(approvals.c.commit == commit)
     if expiring is not None:
         soonest, latest = expiring
-        query = query.where(approvals.c.action == "approve", approvals.c.expires_at.between(soonest, latest))
+        query = query.where(
+            approvals.c.action == "approve", approvals.c.expires_at.between(_bound(soonest), _bound(latest))
+        )
         query = query.order_by(approvals.c.expires_at)
     return _rows(connection, query.order_by(approvals.c.sequence.desc()).limit(limit), approvals, WordLine)
 
@@ -207,10 +209,15 @@ def _of_result(wanted: Filter) -> list[ColumnElement[bool]]:
 def _between(table: Table, wanted: Filter) -> list[ColumnElement[bool]]:
     conditions = []
     if wanted.since is not None:
-        conditions.append(table.c.started_at >= wanted.since)
+        conditions.append(table.c.started_at >= _bound(wanted.since))
     if wanted.until is not None:
-        conditions.append(table.c.started_at < wanted.until)
+        conditions.append(table.c.started_at < _bound(wanted.until))
     return conditions
+
+
+def _bound(stamp: str) -> str:
+    """Return a stamp, or the start of one, as text that orders stored stamps with and without fractions rightly."""
+    return stamp.removesuffix("Z")
 
 
 def _with_matching_result(connection: Connection, wanted: Filter) -> ColumnElement[bool]:

@@ -85,7 +85,7 @@ def refusal(name: str, people: Mapping[str, Person], action: Action, now: str) -
     person = people.get(name)
     if person is None:
         return f"{name} is not among the permitted people"
-    if person.expires_at is not None and _moment(person.expires_at) <= _moment(now):
+    if person.expires_at is not None and moment(person.expires_at) <= moment(now):
         return f"the permission of {name} expired at {person.expires_at}"
     unknown = [role for role in person.roles if role not in set(Role)]
     if unknown:
@@ -157,7 +157,7 @@ def _speakers(word: Word, people: Mapping[str, Person], matter: Matter, now: str
 
 def _unbound(approval: Approval, name: str, people: Mapping[str, Person], matter: Matter, now: str) -> str | None:
     """Return why a permitted person's word does not apply to this matter at this time."""
-    signed, expires, present = (_moment(stamp) for stamp in (approval.signed_at, approval.expires_at, now))
+    signed, expires, present = (moment(stamp) for stamp in (approval.signed_at, approval.expires_at, now))
     if expires <= present:
         return f"it expired at {approval.expires_at}"
     if approval.action != Action.APPROVE:
@@ -173,5 +173,6 @@ def _unbound(approval: Approval, name: str, people: Mapping[str, Person], matter
     return involvement(name, people, matter)
 
 
-def _moment(stamp: str) -> datetime:
+def moment(stamp: str) -> datetime:
+    """Return a record's stamp as a time that compares: its text does not, once fractions of a second are left out."""
     return datetime.fromisoformat(stamp)
