@@ -31,6 +31,19 @@ def unlimited(snapshot: Snapshot) -> CachingAllocator:
     return CachingAllocator(ModelledDriver(LARGEST * 8, snapshot=snapshot), snapshot)
 
 
+def copied(allocator: CachingAllocator) -> CachingAllocator:
+    """Return an independent allocator in the same state, on a copy of its modelled driver."""
+    driver = allocator.driver
+    assert isinstance(driver, ModelledDriver)
+    return allocator.copy(driver.copy())
+
+
+def streams_of(snapshot: Snapshot) -> dict[int, int]:
+    """Map stream numbers of a tape to the snapshot's: the default stream first, others in order of address."""
+    raw = dict.fromkeys(segment.stream for segment in snapshot.segments if segment.stream)
+    return dict(enumerate((0, *raw)))
+
+
 def simulate(
     allocator: CachingAllocator,
     operations: Sequence[Operation],
@@ -47,23 +60,29 @@ def simulate(
     allocated, reserved = Peak(allocator.allocated, -1), Peak(allocator.reserved, -1)
     high, top = allocated.size, reserved.size
     malloc, request, complete = allocator.malloc, allocator.request_free, allocator.complete_free
+    allocate, free, request_only, complete_only = (
+        Action.ALLOCATE, Action.FREE, Action.REQUEST_FREE, Action.COMPLETE_FREE
+    )  # fmt: skip
     for index, (action, subject, stream) in enumerate(operations):
-        if action == Action.ALLOCATE:
+        if action is allocate:
             handles[subject] = malloc(sizes[subject], streams.get(stream, stream))
             if allocator.allocated > high:
                 high = allocator.allocated
                 allocated = Peak(high, index)
-                if allocator.peak_reserved > top:
-                    top = allocator.peak_reserved
-                    reserved = Peak(top, index)
-            elif allocator.peak_reserved > top:
-                top = allocator.peak_reserved
+            if allocator.reserved > top:
+                top = allocator.reserved
                 reserved = Peak(top, index)
-        elif action == Action.RELEASE:
-            allocator.empty_cache()
-        elif subject in handles:
-            if action != Action.COMPLETE_FREE:
+        elif action is free:
+            if subject in handles:
+                handle = handles.pop(subject)
+                request(handle)
+                complete(handle)
+        elif action is request_only:
+            if subject in handles:
                 request(handles[subject])
-            if action != Action.REQUEST_FREE:
+        elif action is complete_only:
+            if subject in handles:
                 complete(handles.pop(subject))
+        else:
+            allocator.empty_cache()
     return Peaks(allocated, reserved)

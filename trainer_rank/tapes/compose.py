@@ -1,0 +1,136 @@
+"""Compose the passes of several subforwards into one sequence of operations, in the order in which a plan runs them.
+
+A recorded pass runs one subforward from its forward to its backward. A plan may interleave the phases of several:
+every forward first and the graphs retained, or one pass after the other, or any other order of (pass, phase).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainer_rank.errors import InvalidInputError
+from trainer_rank.tapes.passes import Action, Operation
+from trainer_rank.tapes.tape import Path, Tape
+
+WHOLE = ""
+"""As a phase: everything that the pass recorded, in order."""
+
+
+@dataclass(frozen=True)
+class PlannedPass:
+    """One subforward of a plan: its plan features and the tape recorded for its kind of pass."""
+
+    tape: Tape
+    features: Mapping[str, int]
+    context: int = 1
+    layers: int | None = None
+
+
+class Turn(NamedTuple):
+    """One phase of one pass, by its place in the plan; stages are named ``phase/...`` in recordings."""
+
+    number: int
+    phase: str = WHOLE
+
+
+def sequential(count: int) -> list[Turn]:
+    """Return the order in which each pass ends before the next begins."""
+    return [Turn(number) for number in range(count)]
+
+
+def retained(count: int, phases: Sequence[str] = ("forward", "caller", "backward")) -> list[Turn]:
+    """Return the order that keeps all graphs: every forward, then the caller, then the backwards, the last first."""
+    first, *between, last = phases
+    turns = [Turn(number, first) for number in range(count)]
+    turns += [Turn(number, phase) for phase in between for number in range(count)]
+    return turns + [Turn(number, last) for number in reversed(range(count))]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A path with the bytes of every allocation and ancestor."""
+
+    path: Path
+    sizes: tuple[int, ...]
+    ancestors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Operations of all passes in order, as the allocator is to see them.
+
+    Allocation k of the composition takes ``sizes[k]`` bytes; ancestor ``~k`` asked for ``ancestors[k]``. ``turns[i]``
+    begins at operation ``starts[i]``; ``places[i]`` is (pass, operation of its path) of operation i.
+    """
+
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    ancestors: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    starts: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+def compose(passes: Sequence[Sized], turns: Sequence[Turn]) -> Score:
+    """Lay the phases of ``passes`` end to end in the order of ``turns``.
+
+    What the first pass frees without having allocated it is an ancestor in the snapshot; later passes free what an
+    earlier one left behind, or nothing. Raises InvalidInputError when a turn names a pass that does not exist, or a
+    phase that its recording does not have.
+    """
+    offsets = [sum(len(each.sizes) for each in passes[:number]) for number in range(len(passes))]
+    heirs = [_heirs(passes, number, offsets) for number in range(len(passes))]
+    operations: list[Operation] = []
+    places: list[tuple[int, int]] = []
+    starts: list[int] = []
+    for turn in turns:
+        if not 0 <= turn.number < len(passes):
+            raise InvalidInputError(f"turn {turn} names no pass of {len(passes)}")
+        starts.append(len(operations))
+        for index in phase_operations(passes[turn.number].path, turn.phase):
+            action, subject, stream = passes[turn.number].path.operations[index]
+            moved = subject + offsets[turn.number] if subject >= 0 else heirs[turn.number][~subject]
+            if moved is not None:
+                operations.append(Operation(action, moved, stream))
+                places.append((turn.number, index))
+    return Score(
+        tuple(operations),
+        tuple(size for each in passes for size in each.sizes),
+        passes[0].ancestors if passes else (),
+        tuple(turns),
+        tuple(starts),
+        tuple(places),
+    )
+
+
+def _heirs(passes: Sequence[Sized], number: int, offsets: Sequence[int]) -> list[int | None]:
+    """Return, for each ancestor of a pass, the subject in the composition that stands for it, or None."""
+    path = passes[number].path
+    if number == 0:
+        return [~k for k in range(len(path.ancestors))]
+    before = passes[number - 1].path
+    freed = {each.subject for each in before.operations if each.action is not Action.ALLOCATE}
+    left: dict[int, list[int]] = {}
+    for k, explanation in enumerate(before.allocations):
+        if k not in freed:
+            left.setdefault(explanation, []).append(offsets[number - 1] + k)
+    return [left[each].pop(0) if left.get(each) else None for each in path.ancestors]
+
+
+def phase_operations(path: Path, phase: str) -> Sequence[int]:
+    """Return the indices of the operations of ``phase``; raises InvalidInputError when the path has no such phase."""
+    if phase == WHOLE:
+        return range(len(path.operations))
+    ends = [*(first for first, _ in path.stages[1:]), len(path.operations)]
+    found = [
+        index
+        for (first, stage), end in zip(path.stages, ends, strict=True)
+        if stage.partition("/")[0] == phase
+        for index in range(first, end)
+    ]
+    if not found and all(stage.partition("/")[0] != phase for _, stage in path.stages):
+        named = ", ".join(dict.fromkeys(stage.partition("/")[0] for _, stage in path.stages))
+        raise InvalidInputError(f"the tape has no phase {phase!r}, only {named}; record it with its phases marked")
+    return found

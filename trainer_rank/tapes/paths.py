@@ -1,0 +1,122 @@
+"""Choose the path that a pass will take, and size every allocation on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer_rank.features import FEATURES, PACKED_TOKENS
+from trainer_rank.tapes.compose import PlannedPass, Sized
+from trainer_rank.tapes.explain import Grounds
+from trainer_rank.tapes.passes import Action
+from trainer_rank.tapes.tape import Part, Path, Tape
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one pass of a plan will do.
+
+    ``expected`` is the likely path with the simplest sizes, ``upper`` the same with the largest that the recordings
+    allow, ``other`` another path that may be taken instead, at its largest. All None when something is uncovered.
+    """
+
+    expected: Sized | None
+    upper: Sized | None = None
+    other: Sized | None = None
+    extrapolated: bool = False
+    uncovered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def choose(planned: PlannedPass) -> Choice:
+    """Choose paths and sizes for one pass of a plan."""
+    tape, features = planned.tape, planned.features
+    part = tape.part(planned.context, planned.layers)
+    if part is None:
+        layers = "" if planned.layers is None else f" and {planned.layers} layers"
+        return Choice(None, uncovered=(f"topology with {planned.context} context ranks{layers}: record a probe of it",))
+    paths = candidates(part, features)
+    expected = size_path(tape, paths[0], features)
+    if isinstance(expected, tuple):
+        return Choice(None, uncovered=expected)
+    upper = size_path(tape, paths[0], features, upper=True)
+    other = size_path(tape, paths[1], features, upper=True) if len(paths) > 1 else None
+    outside = _outside(part, features)
+    return Choice(
+        expected,
+        upper if isinstance(upper, Sized) else None,
+        other if isinstance(other, Sized) else None,
+        bool(outside),
+        notes=(*outside, *_unsure(tape, paths)),
+    )
+
+
+def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:
+    """Return the path to expect first, then those that the plan may take instead.
+
+    Somewhere between the probes of two paths the order of events changes: up to the larger probe the smaller path is
+    expected.
+    """
+    rows = features.get(PACKED_TOKENS, 0)
+    around = [path for path in part.paths if _rows(path)[0] <= rows <= _rows(path)[1]]
+    if around:
+        return sorted(around, key=lambda path: min(abs(each.features[PACKED_TOKENS] - rows) for each in path.probes))
+    below = [path for path in part.paths if _rows(path)[1] < rows]
+    above = [path for path in part.paths if _rows(path)[0] > rows]
+    nearest = sorted(below, key=lambda path: _rows(path)[1])[-1:]
+    return [*nearest, *above[:1]]
+
+
+def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False) -> Sized | tuple[str, ...]:
+    """Return the path with its sizes, or the names of allocations that have none at these features."""
+    sizes = {k: tape.size(k, features, upper=upper) for k in {*path.allocations, *path.ancestors}}
+    bad = [ordinal for ordinal, k in enumerate(path.allocations) if sizes[k] is None]
+    if bad:
+        return tuple(_unsized(tape, path, ordinal) for ordinal in bad[:8])
+    return Sized(path, tuple(sizes[k] or 0 for k in path.allocations), tuple(sizes[k] or 0 for k in path.ancestors))
+
+
+def stage_of(path: Path, operation: int) -> str:
+    """Return the stage of an operation."""
+    return next(name for first, name in reversed(path.stages) if first <= operation)
+
+
+def _rows(path: Path) -> tuple[int, int]:
+    rows = [probe.features[PACKED_TOKENS] for probe in path.probes]
+    return min(rows), max(rows)
+
+
+def _unsized(tape: Tape, path: Path, ordinal: int) -> str:
+    birth = next(
+        index
+        for index, each in enumerate(path.operations)
+        if each.action is Action.ALLOCATE and each.subject == ordinal
+    )
+    rule = tape.explanations[path.allocations[ordinal]].rule
+    return (
+        f"allocation {ordinal} in {stage_of(path, birth)}: {rule.describe()} gives no size here; "
+        "record a probe nearer to it"
+    )
+
+
+def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
+    notes = []
+    for name in FEATURES:
+        known = [probe.features[name] for path in part.paths for probe in path.probes if name in probe.features]
+        value = features.get(name)
+        if known and value is not None and not min(known) <= value <= max(known):
+            notes.append(f"{name} {value} lies outside the probes ({min(known)} to {max(known)})")
+    return notes
+
+
+def _unsure(tape: Tape, paths: Sequence[Path]) -> list[str]:
+    notes = []
+    if len(paths) > 1:
+        known = sorted(each.features[PACKED_TOKENS] for path in paths for each in path.probes)
+        notes.append(f"the order of events changes between probes of {known[0]} to {known[-1]} packed tokens")
+    used = [tape.explanations[k].grounds for k in paths[0].allocations]
+    for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
+        count = used.count(grounds)
+        if count:
+            notes.append(f"{count} allocations rest on too few probes ({grounds})")
+    return notes
