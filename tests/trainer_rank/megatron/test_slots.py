@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trainer_rank.errors import InvalidInputError
+from trainer_rank.models.adapters import AdapterSettings
 from trainer_rank.models.megatron.slots import AdapterSlots
 
 HIDDEN, EXPERTS = 16, 3
@@ -84,9 +85,13 @@ class Block(torch.nn.Module):
         return rows
 
 
+stages: list[str] = []
+
+
 def build() -> tuple[Block, AdapterSlots]:
+    stages.clear()
     block = Block()
-    return block, AdapterSlots(block, ["policy", "adversary"], rank=2, alpha=4.0, seed=7)
+    return block, AdapterSlots(block, ["policy", "adversary"], AdapterSettings(2, 4.0), 7, stages.append)
 
 
 def randomise(slots: AdapterSlots, slot: str) -> None:
@@ -123,9 +128,16 @@ def test_recompute_uses_the_slot_of_its_own_forward() -> None:
     assert all(parameter.grad is not None for parameter in slots.parameters_of("adversary").values())
 
 
+def test_stages_are_marked_forward_and_backward() -> None:
+    block, _ = build()
+    output = block(torch.randn(6, HIDDEN, requires_grad=True), "policy")
+    (output * output).sum().backward()
+    assert stages == ["forward/layer/0", "forward/layer/1", "backward/layer/1", "backward/layer/0"]
+
+
 def test_unknown_and_repeated_slots_are_refused() -> None:
     block, slots = build()
     with pytest.raises(InvalidInputError, match="no adapter slot 'critic'"):
         slots.parameters_of("critic")
     with pytest.raises(InvalidInputError, match="each once"):
-        AdapterSlots(block, ["policy", "policy"], 1, 1.0, 0)
+        AdapterSlots(block, ["policy", "policy"], AdapterSettings(1, 1.0), 0, print)

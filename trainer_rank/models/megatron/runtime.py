@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_rank.geometry import Topology
+from trainer_rank.models.adapters import AdapterSettings
+from trainer_rank.models.head import target_log_probabilities
 from trainer_rank.models.megatron import block as megatron
 from trainer_rank.models.megatron.context import gather_rows
 from trainer_rank.models.megatron.geometry import HybridGeometry, require_layers, require_supported
-from trainer_rank.models.megatron.head import target_log_probabilities
 from trainer_rank.models.megatron.layout import Layout, lay_out
 from trainer_rank.models.megatron.slots import AdapterSlots
 from trainer_rank.models.protocol import PackedBatch, PackedOutputs
@@ -54,7 +55,9 @@ class MegatronRuntime:
         with device.activate():
             megatron.initialise_parallel(topology, seed)
             self._base: megatron.Base | None = megatron.Base(geometry, topology, seed)
-            self._adapters: AdapterSlots | None = AdapterSlots(self._base.block, slots, rank, alpha, seed)
+            self._adapters: AdapterSlots | None = AdapterSlots(
+                self._base.block, slots, AdapterSettings(rank, alpha), seed, device.mark
+            )
             self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
         self.slots = tuple(slots)
 
@@ -70,7 +73,8 @@ class MegatronRuntime:
         with self.device.activate(), nullcontext() if gradients else torch.no_grad():
             rows = self._run_block(base, self._local(_padded(batch.tokens, layout), layout), layout, slot)
             targets = self._local(_padded(batch.targets, layout), layout)
-            chosen = target_log_probabilities(rows, base.head, targets)
+            self.device.mark("forward/head/0")
+            chosen = target_log_probabilities(rows, base.head, targets, self.device.mark)
             return PackedOutputs(
                 log_probabilities=self._collected(chosen, layout),
                 hidden=self._collected(rows, layout) if hidden else None,
@@ -92,6 +96,7 @@ class MegatronRuntime:
     def _run_block(self, base: megatron.Base, tokens: torch.Tensor, layout: Layout, slot: str) -> torch.Tensor:
         from trainer_rank.models.megatron.packed import slot_packed_sequences
 
+        self.device.mark("forward/embedding")
         embedded = torch.nn.functional.embedding(tokens, base.embedding).unsqueeze(1)
         if torch.is_grad_enabled():
             embedded = _RequireGradient.apply(embedded, self._switch)  # type: ignore[no-untyped-call]

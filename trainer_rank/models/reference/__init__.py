@@ -9,7 +9,7 @@ import torch
 
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.geometry import ModelGeometry
-from trainer_rank.models.reference.adapters import AdapterSettings
+from trainer_rank.models.adapters import AdapterSettings
 from trainer_rank.models.reference.model import ReferenceModel
 from trainer_rank.models.reference.weights import Source
 

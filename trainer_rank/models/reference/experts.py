@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
-from trainer_rank.models.reference.adapters import Adapters
+from trainer_rank.models.adapters import Adapters
 
 
 def mixture(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from trainer_rank.geometry import ModelGeometry
-from trainer_rank.models.reference.adapters import Adapters
+from trainer_rank.models.adapters import Adapters
 from trainer_rank.models.reference.attention import packed_attention
 from trainer_rank.models.reference.experts import mixture, swiglu
 

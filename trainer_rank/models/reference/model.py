@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.geometry import ModelGeometry, Topology
+from trainer_rank.models.adapters import Adapters, AdapterSettings
+from trainer_rank.models.head import target_log_probabilities
 from trainer_rank.models.protocol import PackedBatch, PackedOutputs
-from trainer_rank.models.reference.adapters import Adapters, AdapterSettings
-from trainer_rank.models.reference.head import target_log_probabilities
 from trainer_rank.models.reference.layer import EPSILON, Positions, positions_of, run_layer
 from trainer_rank.models.reference.weights import Source, draw_adapters, draw_layer
 
@@ -61,9 +61,7 @@ class ReferenceModel:
 
     def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
         """Trainable parameters of one slot, by stable name."""
-        adapters = self._adapters_of(slot)
-        sides = (("down", adapters.down), ("up", adapters.up))
-        return {f"{name}.{side}": parameter for side, part in sides for name, parameter in part.items()}
+        return self._adapters_of(slot).parameters()
 
     def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
         """Run one subforward with the adapters of ``slot``; keeps a graph only when ``gradients``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainer_rank.geometry import ModelGeometry
-from trainer_rank.models.reference.adapters import Adapters, AdapterSettings
+from trainer_rank.models.adapters import Adapters, AdapterSettings
 
 _SPREAD = 0.02
 

@@ -34,11 +34,17 @@ class Adapters:
     down: Mapping[str, torch.nn.Parameter]
     up: Mapping[str, torch.nn.Parameter]
 
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Both sides of every adapter by name, ``down`` sides first."""
+        sides = (("down", self.down), ("up", self.up))
+        return {f"{name}.{side}": parameter for side, part in sides for name, parameter in part.items()}
+
     def add(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
-        """Return ``outputs`` (rows, O) plus the adapter's part of ``inputs`` (rows, I)."""
+        """Return ``outputs`` (..., O) plus the adapter's part of ``inputs`` (..., I)."""
         if name not in self.down:
             return outputs
-        return outputs + (self._dropped(inputs) @ self.down[name]) @ self.up[name] * self.settings.scale
+        low = self._dropped(inputs) @ self.down[name]
+        return outputs + (low * self.settings.scale) @ self.up[name]
 
     def add_grouped(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """As :meth:`add`, for rows sorted by expert; ``ends`` int32 (E,) are the experts' last rows plus one."""
@@ -47,7 +53,7 @@ class Adapters:
         missing = -self.settings.rank % _ALIGNED_RANK
         down, up = F.pad(self.down[name], (0, missing)), F.pad(self.up[name], (0, 0, 0, missing))
         low = F.grouped_mm(self._dropped(inputs), down, offs=ends)
-        return outputs + F.grouped_mm(low, up, offs=ends) * self.settings.scale
+        return outputs + F.grouped_mm(low * self.settings.scale, up, offs=ends)
 
     def _dropped(self, inputs: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs, self.settings.dropout) if self.settings.dropout else inputs

@@ -25,6 +25,19 @@ def target_log_probabilities(
     return result
 
 
+@torch.no_grad()
+def top_log_probabilities(hidden: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``count`` largest log-probabilities of each row, float32 (N, count), and their token ids, int64."""
+    values = torch.empty(hidden.size(0), count, dtype=torch.float32, device=hidden.device)
+    indices = torch.empty(hidden.size(0), count, dtype=torch.int64, device=hidden.device)
+    work = _Work(hidden, weight)
+    for rows in work.chunks():
+        logits = work.logits(rows)
+        torch.topk(logits, count, out=(values[rows], indices[rows]))
+        values[rows] -= work.log_sum_exponentials(logits, work.column)
+    return values, indices
+
+
 class _Head(torch.autograd.Function):
     @staticmethod
     def forward(

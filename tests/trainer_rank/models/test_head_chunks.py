@@ -1,6 +1,10 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from trainer_rank.models.megatron.head import target_log_probabilities, top_log_probabilities
+from trainer_rank.models import head
+from trainer_rank.models.head import target_log_probabilities, top_log_probabilities
 
 
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -9,10 +13,20 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return hidden, torch.randn(101, 12, dtype=dtype), torch.randint(0, 101, (37,))
 
 
-def test_values_and_gradients_equal_those_of_full_logits() -> None:
+@pytest.fixture(name="chunk")
+def chunk_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda rows: monkeypatch.setattr(head, "CHUNK_ROWS", rows)
+
+
+def probabilities(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return target_log_probabilities(hidden, weight, targets, lambda _: None)
+
+
+def test_values_and_gradients_equal_those_of_full_logits(chunk: Callable[[int], None]) -> None:
     hidden, weight, targets = inputs(torch.float32)
     outer = torch.randn(37)
-    found = target_log_probabilities(hidden, weight, targets, rows=8)
+    chunk(8)
+    found = probabilities(hidden, weight, targets)
     found.backward(outer)
     wide = hidden.detach().double().requires_grad_()
     expected = torch.log_softmax(wide @ weight.double().T, -1).gather(-1, targets[:, None]).squeeze(-1)
@@ -22,26 +36,30 @@ def test_values_and_gradients_equal_those_of_full_logits() -> None:
     torch.testing.assert_close(hidden.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_chunk_size_changes_nothing_but_memory() -> None:
+def test_chunk_size_changes_nothing_but_memory(chunk: Callable[[int], None]) -> None:
     hidden, weight, targets = inputs(torch.float32)
-    whole = target_log_probabilities(hidden, weight, targets, rows=1000)
+    chunk(1000)
+    whole = probabilities(hidden, weight, targets)
     for rows in (1, 5, 37):
-        torch.testing.assert_close(target_log_probabilities(hidden, weight, targets, rows=rows), whole)
+        chunk(rows)
+        torch.testing.assert_close(probabilities(hidden, weight, targets), whole)
 
 
-def test_no_tensor_of_all_logits_is_ever_made() -> None:
+def test_no_tensor_of_all_logits_is_ever_made(chunk: Callable[[int], None]) -> None:
     hidden, weight, targets = inputs(torch.float32)
     rows, (vocabulary, width) = 4, weight.shape
     with torch.profiler.profile(record_shapes=True) as profile:
-        target_log_probabilities(hidden, weight, targets, rows=rows).sum().backward()
+        chunk(rows)
+        probabilities(hidden, weight, targets).sum().backward()
     shapes = {tuple(shape) for event in profile.events() for shape in event.input_shapes if len(shape) == 2}
     assert (rows, vocabulary) in shapes
-    assert not [shape for shape in shapes if shape[1] == vocabulary and shape[0] not in (rows, 37 % rows, width)]
+    assert not [shape for shape in shapes if shape[1] == vocabulary and shape[0] not in (rows, width)]
 
 
-def test_top_log_probabilities() -> None:
+def test_top_log_probabilities(chunk: Callable[[int], None]) -> None:
     hidden, weight, _ = inputs(torch.float32)
-    values, indices = top_log_probabilities(hidden, weight, 3, rows=10)
+    chunk(10)
+    values, indices = top_log_probabilities(hidden, weight, 3)
     expected = torch.log_softmax(hidden @ weight.T, -1).topk(3)
     torch.testing.assert_close(values, expected.values)
     assert torch.equal(indices, expected.indices)
