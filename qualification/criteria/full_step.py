@@ -29,7 +29,7 @@ def judge(observation: Observation) -> list[Criterion]:
     steps = _Steps(observation)
     return [
         _ended(observation),
-        _count("backwards", BACKWARDS, steps.backwards(), "backwards", shortfall=Verdict.INCOMPLETE),
+        _count("backwards", BACKWARDS, steps.backwards(), "backwards"),
         _count("finite_losses", BACKWARDS, _finite_losses(observation), "losses"),
         *(_count(f"optimizer_steps_{slot}", UPDATES, _optimizer_steps(observation, slot), "steps") for slot in SLOTS),
         _none("steps_without_forecast_before", steps.count(steps.unannounced), "steps"),
@@ -159,8 +159,10 @@ def _left_after_close(observation: Observation) -> Measured:
     )
 
 
-def _count(name: str, value: int, measured: Measured, unit: str, shortfall: Verdict = Verdict.FAILED) -> Criterion:
-    return compare(Threshold(name=name, direction=_EXACTLY, value=value, unit=unit, shortfall=shortfall), measured)
+def _count(name: str, value: int, measured: Measured, unit: str) -> Criterion:
+    """Judge a count of work: too little done says nothing, so it is INCOMPLETE."""
+    short = Verdict.INCOMPLETE
+    return compare(Threshold(name=name, direction=_EXACTLY, value=value, unit=unit, shortfall=short), measured)
 
 
 def _none(name: str, measured: Measured, unit: str) -> Criterion:

@@ -38,14 +38,20 @@ def run(context: Context) -> None:
     for update in range(context.parameter("updates", 3)):
         for batch in range(context.parameter("batches", 6)):
             requests = ragged_requests(context, subject.vocabulary, generator, f"{update}/{batch}")
-            for micro_batch in contract.forward(subject, requests):
-                loss = policy_loss(micro_batch.outputs)
-                contract.backward(subject, micro_batch, loss)
-                context.emit("loss", step=micro_batch.step, update=update, value=_number(loss))
+            train(context, subject, requests, update)
         report = contract.step(subject)
         context.emit("optimizer", update=update, slots={name: _slot(each) for name, each in report.items()})
+        del report
     contract.save(subject, context.output / "checkpoint")
     context.emit("close", report=contract.close(subject))
+
+
+def train(context: Context, subject: object, requests: list[object], update: int) -> None:
+    """Run forward, loss and backward of every micro-batch; nothing on the device outlives the call."""
+    for micro_batch in context.contract.forward(subject, requests):
+        loss = policy_loss(micro_batch.outputs)
+        context.contract.backward(subject, micro_batch, loss)
+        context.emit("loss", step=micro_batch.step, update=update, value=_number(loss))
 
 
 def ragged_requests(context: Context, vocabulary: int, generator: torch.Generator, group: str) -> list[object]:
@@ -73,4 +79,4 @@ def _slot(report: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _number(value: torch.Tensor) -> float:
-    return float(value.detach())
+    return round(float(value.detach()), 9)
