@@ -15,7 +15,6 @@ from sqlalchemy import Connection, Engine, Select, select
 
 from db import queries
 from db.engine import reading
-from db.lines import RunLine
 from db.models import approvals
 from db.source import StoredEvidence, read_identity
 from qualification.approvals import Word, weigh
@@ -31,6 +30,7 @@ from qualification.evidence.verify import Verification, verify
 from qualification.gate import GateInputs, Head, Ruling, decide, decide_again, flatten
 from qualification.records import AdoptionDecision, Approval, Receipt, WorkloadResult
 from qualification.reference import head_standing
+from qualification.reporting.lines import RunLine
 from qualification.rules import RulesDocument, parse_rules
 from qualification.standing import RunEvidence, Verified, assemble, matter
 

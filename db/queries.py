@@ -13,18 +13,6 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, select
 
-from db.lines import (
-    ArtifactLine,
-    CriterionLine,
-    DecisionLine,
-    DeviceUse,
-    Filter,
-    MetricPoint,
-    ReceiptLine,
-    ResultLine,
-    RunLine,
-    WordLine,
-)
 from db.models import (
     approvals,
     artifacts,
@@ -38,6 +26,20 @@ from db.models import (
     workload_results,
 )
 from qualification.errors import ConfigurationError
+from qualification.reporting.lines import (
+    ArtifactLine,
+    CriterionLine,
+    DecisionLine,
+    DeviceUse,
+    Filter,
+    MetricPoint,
+    ReceiptLine,
+    ResultDetail,
+    ResultLine,
+    RunDetail,
+    RunLine,
+    WordLine,
+)
 
 LIMIT = 50
 _BATCH = 200
@@ -88,6 +90,24 @@ def newer_run(connection: Connection, run: RunLine) -> str | None:
         workload_results.c.run != run.run,
     )
     return connection.execute(query.order_by(workload_results.c.sequence.desc()).limit(1)).scalar_one_or_none()
+
+
+def run_detail(connection: Connection, run: RunLine) -> RunDetail:
+    """Return everything recorded of a run, and people's words on its commit."""
+    details = [
+        ResultDetail(
+            result=result,
+            criteria=tuple(criteria_of(connection, result.sequence)),
+            artifacts=tuple(artifacts_of(connection, result.sequence)),
+        )
+        for result in run.results
+    ]
+    return RunDetail(
+        run=run,
+        results=tuple(details),
+        decisions=tuple(decisions_of(connection, run.run)),
+        words=tuple(words(connection, commit=run.commit)),
+    )
 
 
 def criteria_of(connection: Connection, sequence: int) -> list[CriterionLine]:

@@ -157,3 +157,28 @@ class WordLine(msgspec.Struct, frozen=True):
     signed_at: str
     expires_at: str
     note: str | None
+
+
+class ResultDetail(msgspec.Struct, frozen=True):
+    """One result with its judged figures and artifacts."""
+
+    result: ResultLine
+    criteria: tuple[CriterionLine, ...]
+    artifacts: tuple[ArtifactLine, ...]
+
+
+class RunDetail(msgspec.Struct, frozen=True):
+    """Everything recorded of one run, and people's words on its commit; decisions and words newest first."""
+
+    run: RunLine
+    results: tuple[ResultDetail, ...]
+    decisions: tuple[DecisionLine, ...]
+    words: tuple[WordLine, ...]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One thing in which two runs differ; None where a run does not have it."""
+
+    what: str
+    first: str | None
+    second: str | None
