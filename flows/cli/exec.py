@@ -15,7 +15,7 @@ from qualification.execution.attempt import Attempt, host
 from qualification.execution.holding import HeldLeases, acquire
 from qualification.execution.identity import myself
 from qualification.execution.inventory import requested, require_known, take_inventory
-from qualification.execution.leases import LeaseRequest
+from qualification.execution.leases import Holding, LeaseRequest
 from qualification.execution.probes.gpus import GpuReader, unreadable
 from qualification.execution.receipt import RECLAIM_SECONDS, receipt_of_nothing
 from qualification.execution.supervision import Limits, Outcome
@@ -74,9 +74,9 @@ def command(
 
 
 def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, priority: int) -> HeldLeases:
-    from flows.recovering import recovery  # needs the database, which a command without devices does not touch
+    from db.engine import open_for_writing  # a command without devices touches no database
+    from db.leases import DatabaseLeaseStore
 
-    recover = recovery(reader)
     request = LeaseRequest(
         run=run,
         attempt=1,
@@ -88,12 +88,18 @@ def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, 
         priority=priority,
     )
     return acquire(
-        recover.store,
+        DatabaseLeaseStore(open_for_writing()),
         request,
         reader=reader,
-        recover=recover.holding,
+        recover=lambda holding: _recover(holding, reader),
         waiting=lambda reason: typer.echo(f"waiting for {', '.join(devices)}: {reason}", err=True),
     )
+
+
+def _recover(holding: Holding, reader: GpuReader) -> str | None:
+    from flows.recovering import recovery  # heavy, and rarely needed: only when somebody else's lease expired
+
+    return recovery(reader).holding(holding)
 
 
 def _answer(receipt: Receipt, outcome: Outcome | None, as_json: bool) -> int:
