@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli.exits import ExitCode, strongest
+from flows.cli.progress import progress
 from trainer_rank.allocator.replay import ReplayResult, replay
 from trainer_rank.allocator.trace import Trace, load_trace
 from trainer_rank.errors import TraceError
@@ -21,8 +20,6 @@ from trainer_rank.errors import TraceError
 app = typer.Typer(no_args_is_help=True)
 
 SCHEMA = "qualify.trace.check/1"
-PATIENCE_S = 2.0
-"""Seconds of silence before progress is shown."""
 TIMING_S = 0.02
 """Seconds for which a short trace is replayed again, so that its rate is not that of one cold pass."""
 
@@ -50,7 +47,7 @@ def check(
     """
     rows: list[dict[str, Any]] = []
     codes: list[ExitCode] = []
-    with _progress(files) as position:
+    with progress([path.name for path in files]) as position:
         for index, path in enumerate(files):
             position[0] = index
             try:
@@ -125,33 +122,3 @@ def _remarks(row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['file']}: expected {divergence['expected']}; got {divergence['got']}"
     for note in row["notes"]:
         yield f"{row['file']}: {note}"
-
-
-@contextmanager
-def _progress(files: list[Path]) -> Iterator[list[int]]:
-    """Show a bar on standard error once the work has taken a while; yields the cell that holds the file's index."""
-    position = [0]
-    finished = threading.Event()
-
-    def show() -> None:
-        started = time.monotonic()
-        wait = PATIENCE_S
-        while not finished.wait(wait):
-            wait = 0.5
-            done = position[0]
-            bar = ("#" * (20 * done // len(files))).ljust(20, ".")
-            seconds = time.monotonic() - started
-            sys.stderr.write(f"\r[{bar}] {done}/{len(files)} files, {seconds:.0f} s: {files[done].name}\033[K")
-            sys.stderr.flush()
-        if wait != PATIENCE_S:
-            sys.stderr.write("\r\033[K")
-
-    thread = threading.Thread(target=show, name="progress", daemon=True)
-    if sys.stderr.isatty():
-        thread.start()
-    try:
-        yield position
-    finally:
-        finished.set()
-        if thread.is_alive():
-            thread.join()

@@ -1,0 +1,181 @@
+"""Forecast plans for a target from a tape of recorded passes, with what was assumed added by name. Pure.
+
+One pass is replayed through the allocator model from the recording's own start. A plan is put together from its passes:
+graphs that wait for the backward add up, the largest working set comes on top; rerun keeps one graph at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainer_rank.admission.budget import Status, Term
+from trainer_rank.admission.decide import Coverage, Demand
+from trainer_rank.admission.ladder import Plan, Retention
+from trainer_rank.allocator.rules import SEGMENT_GRANULE
+from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.features import FEATURES, PACKED_TOKENS, plan_features
+from trainer_rank.geometry import Topology
+from trainer_rank.packing import Subforward
+from trainer_rank.planning.assumptions import RETAINED_PER_LAYER_TOKEN, Assumption, Load, adapter_parameters
+from trainer_rank.planning.target import Target
+from trainer_rank.tapes.forecast import Figures, Forecast, forecast
+from trainer_rank.tapes.forecast import Status as Reach
+from trainer_rank.tapes.tape import Part, Tape
+
+SAMPLE = 0
+"""The one memory sample that a plan without a device is made from."""
+OUTPUT_BYTES_PER_ROW = 4
+"""Float32 log-probabilities that rerun keeps of every row."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where a forecast starts: the tape, its part for this topology, and a recorded snapshot before a pass."""
+
+    tape: Tape
+    part: Part
+    snapshot: Snapshot
+    source: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One subforward's growth over the start, in bytes: as expected, and its bound; what is assumed is in both."""
+
+    expected: Figures
+    bound: Figures
+    retained: int | None
+    reach: Reach
+    notes: tuple[str, ...]
+
+
+class TapeForecaster:
+    """Implements :class:`trainer_rank.admission.planner.Forecaster` for one target, without a device.
+
+    ``uncovered`` stages make every demand unknown. ``caller_bytes_per_token`` is what the caller's loss may hold.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        target: Target,
+        slots: int,
+        assumptions: Sequence[Assumption],
+        uncovered: Sequence[str],
+        caller_bytes_per_token: int,
+    ) -> None:
+        self.base = base
+        self.target = target
+        self.uncovered = tuple(uncovered)
+        self._slots = slots
+        self._assumptions = tuple(assumptions)
+        self._caller = caller_bytes_per_token
+        self._known: dict[tuple[int, ...], Pass | tuple[str, ...]] = {}
+
+    @cached_property
+    def start(self) -> Figures:
+        """Bytes allocated and reserved before the plan: the recorded start, and assumed weights and states."""
+        resident = sum(self._load(each, {name: 0 for name in FEATURES}).resident for each in self._assumptions)
+        held = -(-resident // SEGMENT_GRANULE) * SEGMENT_GRANULE
+        return Figures(self.base.snapshot.allocated + resident, self.base.snapshot.reserved + held, None)
+
+    def cost_ns(self, plan: Plan) -> int | None:  # noqa: ARG002 - the protocol's signature
+        """No time was recorded with these tapes; the ladder's own order stands."""
+        return None
+
+    def grown(self, subforward: Subforward) -> Pass | tuple[str, ...]:
+        """Forecast one subforward alone, or name what the tape gives no size for."""
+        topology = Topology(context=self.target.context)
+        features = plan_features(
+            subforward.lengths, self.target.geometry, topology, adapter_bytes=2 * adapter_parameters(self.target)
+        )
+        key = tuple(features.values())
+        if key not in self._known:
+            self._known[key] = self._pass(features)
+        return self._known[key]
+
+    def demand(self, plan: Plan) -> Demand:
+        """Forecast a plan; unknown while a stage is neither covered nor assumed."""
+        if self.uncovered:
+            return _unknown(self.uncovered)
+        passes: list[Pass] = []
+        for subforward in plan.subforwards:
+            found = self.grown(subforward)
+            if isinstance(found, tuple):
+                return _unknown(found)
+            passes.append(found)
+        kept = self.kept(plan, passes)
+        if kept is None:
+            return _unknown(("retained-graphs",))
+        return self._weighed(plan, passes, kept)
+
+    def _weighed(self, plan: Plan, passes: Sequence[Pass], kept: Sequence[int]) -> Demand:
+        caller = self._caller * sum(plan.packed_tokens)
+        others = [sum(kept) - each for each in kept]
+        expected = [_raised(made.expected, other) for made, other in zip(passes, others, strict=True)]
+        bound = [_raised(made.bound, other) for made, other in zip(passes, others, strict=True)]
+        top = max(range(len(passes)), key=lambda each: bound[each].reserved)
+        required = bound[top].reserved + caller
+        margin = bound[top].reserved - expected[top].reserved
+        return Demand(
+            sample=SAMPLE,
+            coverage=Coverage.EXTRAPOLATED if _extrapolated(passes) else Coverage.COVERED,
+            required=required,
+            peak_allocated=self.start.allocated + max(each.allocated for each in expected),
+            peak_reserved=self.start.reserved + max(each.reserved for each in expected),
+            bound_allocated=self.start.allocated + max(each.allocated for each in bound) + caller,
+            bound_reserved=self.start.reserved + required,
+            bound_device_used=None,
+            peak_stage=f"subforward {top}",
+            terms=(
+                Term("kept of other subforwards", others[top], Status.FITTED, f"retention {plan.retention.value}"),
+                Term("largest subforward", passes[top].expected.reserved, Status.FITTED, self.base.source),
+                Term("forecast margin", margin, Status.BOUNDED, "rules that fit, and a share of the growth"),
+                Term("caller's loss", caller, Status.BOUNDED, "policy"),
+            ),
+        )
+
+    def kept(self, plan: Plan, passes: Sequence[Pass]) -> list[int] | None:
+        """Return what stays of each subforward while another one is at its peak; None when that was never recorded."""
+        if plan.retention is Retention.RERUN:
+            rows = [-(-each // self.target.context) for each in plan.packed_tokens]
+            return [OUTPUT_BYTES_PER_ROW * each for each in rows]
+        known = [each.retained for each in passes if each.retained is not None]
+        if len(known) == len(passes):
+            return known
+        return [0] if len(passes) == 1 else None
+
+    def _pass(self, features: dict[str, int]) -> Pass | tuple[str, ...]:
+        part, snapshot = self.base.part, self.base.snapshot
+        made: Forecast = forecast(self.base.tape, features, snapshot, context=part.context, layers=part.layers)
+        if made.expected is None or made.bound is None:
+            return made.uncovered
+        loads = [self._load(each, features) for each in self._assumptions]
+        kept, working = sum(each.retained for each in loads), sum(each.working for each in loads)
+
+        def over(figures: Figures) -> Figures:
+            held = -(-(kept + working) // SEGMENT_GRANULE) * SEGMENT_GRANULE
+            allocated = figures.allocated - snapshot.allocated + kept + working
+            return Figures(allocated, figures.reserved - snapshot.reserved + held, None)
+
+        retained = None
+        if any(each.name == self.target.layers_stage for each in self._assumptions):
+            retained = kept + (part.layers or 0) * RETAINED_PER_LAYER_TOKEN * features[PACKED_TOKENS]
+        return Pass(over(made.expected), over(made.bound), retained, made.status, made.notes)
+
+    def _load(self, assumption: Assumption, features: dict[str, int]) -> Load:
+        return assumption.load(self.target, self.base.part.layers or self.target.geometry.layers, self._slots, features)
+
+
+def _unknown(stages: tuple[str, ...]) -> Demand:
+    return Demand(SAMPLE, Coverage.UNKNOWN, *(None,) * 6, uncovered=stages)
+
+
+def _raised(figures: Figures, size: int) -> Figures:
+    return Figures(figures.allocated + size, figures.reserved + size, None)
+
+
+def _extrapolated(passes: Sequence[Pass]) -> bool:
+    return any(each.reach is Reach.EXTRAPOLATED for each in passes)
