@@ -16,11 +16,13 @@ from db import queries
 from db.engine import open_for_reading, reading
 from flows.cli.exits import ExitCode
 from qualification.errors import ConfigurationError
+from qualification.evidence.blobs import BlobStore
 from qualification.git import require_commit
+from qualification.home import home
 from qualification.records import Ground, Verdict
 from qualification.reporting import text
 from qualification.reporting.difference import differences
-from qualification.reporting.lines import Filter
+from qualification.reporting.lines import Filter, RunDetail
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -109,9 +111,9 @@ def show(
     with _evidence() as connection:
         detail = queries.run_detail(connection, queries.find_run(connection, run))
     if html is not None:
-        from qualification.reporting.page import page
+        from qualification.reporting.page import EVENTS, page
 
-        return _write(html, page(msgspec.to_builtins(detail)))
+        return _write(html, page(detail, _events(detail, EVENTS)))
     if as_json:
         return _document("show", **msgspec.structs.asdict(detail))
     return _print(text.detail_tables(detail))
@@ -262,6 +264,17 @@ def _document(kind: str, **content: Any) -> int:  # noqa: ANN401 - typed lines o
 def _print(shown: Any) -> int:  # noqa: ANN401 - whatever rich can print
     text.console().print(shown)
     return ExitCode.PASSED
+
+
+def _events(detail: RunDetail, name: str) -> dict[int, bytes]:
+    """Read the stamped events of each result that holds them, by the result's sequence."""
+    store = BlobStore(home())
+    return {
+        one.result.sequence: store.read(artifact.sha256)
+        for one in detail.results
+        for artifact in one.artifacts
+        if artifact.name == name
+    }
 
 
 def _write(path: Path, page: str) -> int:
