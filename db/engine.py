@@ -27,7 +27,16 @@ _ADVISORY_LOCK = 0x7175616C696679  # "qualify" in ASCII
 _FILE_NAME = "evidence.db"
 _LOCKED = ("database is locked", "lock timeout")
 _FULL = ("database or disk is full", "No space left on device")
-_DAMAGED = ("malformed", "file is not a database", "no such table", "no such column", "does not exist")
+_DAMAGED = (
+    "database disk image is malformed",
+    "malformed database schema",
+    "file is not a database",
+    "no such table",
+    "no such column",
+    'relation "',
+    'column "',
+)
+_UNREACHABLE = ("connection", "unable to open", 'database "', 'role "')
 
 
 class DatabaseError(QualificationError):
@@ -132,9 +141,9 @@ def _plain_errors(engine: Engine) -> Iterator[None]:
             ) from None
         if any(word in said for word in _FULL):
             raise DatabaseError(f"no room to write {place}; free some space and run again") from None
-        if any(word in said for word in _DAMAGED):
+        if said.startswith(_DAMAGED):
             raise InvalidEvidence(Code.DATABASE, f"{place} is damaged: {said}") from None
-        if error.connection_invalidated or "connection" in said or "unable to open" in said:
+        if error.connection_invalidated or any(word in said for word in _UNREACHABLE):
             raise DatabaseError(f"{place} cannot be reached: {said}") from None
         raise
 

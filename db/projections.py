@@ -100,7 +100,8 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _differs(table: Table, sequence: int, text: str) -> Finding:
-    return Finding(code=Code.PROJECTION, place=f"table {table.name}", text=text, sequence=sequence)
+    numbered = sequence if sequence > 0 else None  # a row may claim an entry that no ledger can have
+    return Finding(code=Code.PROJECTION, place=f"table {table.name}", text=text, sequence=numbered)
 
 
 def _rows(read: Read, known_runs: set[str]) -> Iterator[tuple[Table, Row]]:
