@@ -28,15 +28,20 @@ def describe() -> str:
     return next(f"{name}={os.environ[name]}" for name in _CHOSEN_BY_USER if os.environ.get(name))
 
 
-def prepare() -> None:
-    """Set Prefect's environment: no telemetry ever; without a configured server, a private folder and a quiet log."""
+def prepare() -> bool:
+    """Set Prefect's environment, once, and return whether its server will be a temporary one.
+
+    No telemetry ever; without a configured server, a private folder and a quiet log.
+    """
+    temporary = is_temporary()
     for name, value in _PRIVATE.items():
         os.environ.setdefault(name, value)
-    if is_temporary():
+    if temporary:
         os.environ["PREFECT_HOME"] = str(home() / "prefect")
         os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "true"
         os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = _STARTUP_SECONDS
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    return temporary
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 
@@ -14,10 +15,10 @@ LINE_SECONDS = 5.0
 
 
 class Progress:
-    """Tells a person what is happening. Safe to use without a terminal; says nothing when ``quiet``."""
+    """Tells a person what is happening, with a terminal or without."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
         self._started = time.monotonic()
         self._status: Status | None = None
         self._printed_at = 0.0
@@ -26,7 +27,7 @@ class Progress:
         """Report that a stage was reached, with the seconds since the start."""
         self.settle()
         elapsed = f"{time.monotonic() - self._started:6.1f} s"
-        self.console.print(Text.assemble((elapsed, "dim"), "  ", (f"{name:<11}", "bold"), text), soft_wrap=True)
+        self.console.print(Text.assemble((elapsed, "dim"), "  ", (f"{name:<12}", "bold"), text), soft_wrap=True)
 
     def event(self, workload: str, name: str, values: Mapping[str, object]) -> None:
         """Show a worker's event: a spinner's text on a terminal, else a line every few seconds."""
@@ -46,3 +47,9 @@ class Progress:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+@functools.cache
+def shared() -> Progress:
+    """Return the one progress of this process, which the command line and the flow both tell."""
+    return Progress()

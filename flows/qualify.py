@@ -10,7 +10,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from db.deciding import examine
 from flows.perform import assign, new_run, perform
-from flows.progress import Progress
+from flows.permission import require_permission
+from flows.progress import shared
 from flows.recorder import Recorder
 from flows.request import read_request, validate
 from flows.resolve import resolve
@@ -43,12 +44,13 @@ def qualify(
         "requested_by": requested_by,
     }
     request, document = validate(read_request(given))
-    progress = Progress()
+    progress = shared()
     resolved = resolve(request)
     changed = " with uncommitted changes" if resolved.subject.dirty else ""
     progress.stage("subject", f"{resolved.subject.repository} {resolved.subject.commit}{changed}")
     recorder = Recorder()
     try:
+        progress.stage("permission", require_permission(resolved, recorder))
         assignment = assign(request, document, resolved, recorder, new_run())
         done = perform(assignment, recorder, progress)
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run)

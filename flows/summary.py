@@ -80,12 +80,14 @@ def as_dict(summary: Summary) -> dict[str, Any]:
 
 
 def table(summary: Summary) -> Table:
-    """Return the closing table for a terminal."""
+    """Return the closing table for people."""
     dirty = " with uncommitted changes" if summary.subject.dirty else ""
     title = f"{summary.subject.repository} {summary.subject.commit[:12]}{dirty}, policy {summary.policy}"
-    shown = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
-    for heading in ("", "", ""):
-        shown.add_column(heading, overflow="fold")
+    shown = Table.grid(padding=(0, 2))
+    shown.title, shown.title_justify, shown.title_style = title, "left", "bold"
+    shown.add_column(no_wrap=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
     for result in summary.workloads:
         said = result.reason or f"{len(result.criteria)} criteria in {result.duration_ms / 1000:.1f} s, {result.ground}"
         shown.add_row(result.workload, f"[{_colour(result.verdict)}]{result.verdict}", said)
@@ -94,8 +96,6 @@ def table(summary: Summary) -> Table:
     shown.add_row("receipt", f"[{_colour(receipt.status)}]{receipt.status}", receipt.reason or swept)
     decision = summary.decision
     shown.add_row("decision", f"[{_colour(decision.decision)}]{decision.decision}", "; ".join(decision.reasons))
-    shown.add_row("run", summary.run, "")
-    shown.add_row("next", summary.next, "", style="bold")
     return shown
 
 

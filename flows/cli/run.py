@@ -9,7 +9,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from flows.orchestrator import is_temporary, prepare, without_heartbeat
+from flows.orchestrator import describe, prepare, without_heartbeat
+from flows.progress import shared
 from flows.request import Request, parse_parameters, validate
 from flows.summary import Summary, as_dict, table
 from qualification.records import Ground
@@ -61,14 +62,15 @@ def command(
     if as_json:
         typer.echo(msgspec.json.encode(as_dict(summary)))
     else:
-        Console().print(table(summary))
+        Console(highlight=False).print(table(summary), f"\nnext: {summary.next}")
     return summary.exit_code
 
 
 def run_flow(request: Request) -> Summary:
     """Run the Prefect flow in this process, on the configured server or a temporary one."""
-    prepare()
+    shared().stage("prefect", describe())
+    temporary = prepare()
     from flows.qualify import qualify
 
-    with without_heartbeat() if is_temporary() else nullcontext():
+    with without_heartbeat() if temporary else nullcontext():
         return msgspec.convert(qualify(**msgspec.to_builtins(request)), Summary)
