@@ -53,8 +53,6 @@ def test_eight_writers_into_an_empty_ledger(workplace: Workplace) -> None:
     outputs = [process.communicate(timeout=200) for process in processes]
     assert [error for _, error in outputs] == [""] * WRITERS
     assert [process.returncode for process in processes] == [0] * WRITERS
-        (0, "")
-    ] * 8
     told = sorted(int(line) for output, _ in outputs for line in output.split())
     assert told == _sequences(workplace) == list(range(1, WRITERS * APPENDS + 1))
     shown = workplace.verify()
