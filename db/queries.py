@@ -184,7 +184,7 @@ def words(
 
 
 def entries_of(connection: Connection, run: str) -> list[tuple[int, str, bytes]]:
-    """Return sequence, hash and stored envelope of a run's results and receipts, in ledger order."""
+    """Return sequence, digest and stored envelope of a run's results and receipts, in ledger order."""
     numbers = [
         *connection.scalars(select(workload_results.c.sequence).where(workload_results.c.run == run)),
         *connection.scalars(select(receipts.c.sequence).where(receipts.c.run == run)),
@@ -193,12 +193,16 @@ def entries_of(connection: Connection, run: str) -> list[tuple[int, str, bytes]]
 
 
 def envelopes(connection: Connection, sequences: Iterable[int]) -> list[tuple[int, str, bytes]]:
-    """Return sequence, hash and stored envelope of these ledger entries, in ledger order."""
-    columns = (ledger.c.sequence, ledger.c.hash, ledger.c.envelope)
+    """Return sequence, digest and stored envelope of these ledger entries, in ledger order.
+
+    The digest is the envelope's own, not the chain's hash, so that a root taken over it holds in every ledger that the
+    envelopes are brought to.
+    """
+    columns = (ledger.c.sequence, ledger.c.envelope_sha256, ledger.c.envelope)
     found = []
     for batch in _batches(sorted(sequences)):
         query = select(*columns).where(ledger.c.sequence.in_(batch)).order_by(ledger.c.sequence)
-        found += [(row.sequence, row.hash, bytes(row.envelope)) for row in connection.execute(query)]
+        found += [(row.sequence, row.envelope_sha256, bytes(row.envelope)) for row in connection.execute(query)]
     return found
 
 
