@@ -6,6 +6,7 @@ after the other, the last one first, so that retained and rerun subforwards meet
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -122,6 +123,25 @@ class SubforwardRun:
             return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
 
 
+_OWN_STAGE = re.compile(r"(forward|backward)/subforward/\d+|caller|after")
+
+
+def in_phases(marks: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Put a recording's marks under the phase of the plan in which they were set.
+
+    A model marks ``forward/...`` also where a subforward runs again during the backward; there it becomes
+    ``backward/forward/...``.
+    """
+    phase, found = "", []
+    for index, stage in marks:
+        if _OWN_STAGE.fullmatch(stage):
+            phase = stage.partition("/")[0]
+        elif phase and stage.partition("/")[0] != phase:
+            stage = f"{phase}/{stage}"
+        found.append((index, stage))
+    return tuple(found)
+
+
 class PlanRun:
     """A plan in execution. ``stage`` is told the name of each stage before it begins."""
 
@@ -143,7 +163,7 @@ class PlanRun:
     def forward(self) -> None:
         """Run every subforward in order and collect the outputs."""
         for number, run in enumerate(self._runs):
-            self._stage(f"forward/{number}")
+            self._stage(f"forward/subforward/{number}")
             run.forward()
         self._stage("caller")
         for run in self._runs:
@@ -159,6 +179,6 @@ class PlanRun:
         loss.backward()  # type: ignore[no-untyped-call]
         self.outputs = {}
         while self._runs:
-            self._stage(f"backward/{len(self._runs) - 1}")
+            self._stage(f"backward/subforward/{len(self._runs) - 1}")
             self._runs.pop().backward()
         self._stage("after")

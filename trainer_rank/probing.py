@@ -20,7 +20,7 @@ from trainer_rank.allocator.trace import Trace
 from trainer_rank.devices.protocol import MemoryInfo
 from trainer_rank.errors import TapeError
 from trainer_rank.events import Announcer
-from trainer_rank.execution import PlanRun
+from trainer_rank.execution import PlanRun, in_phases
 from trainer_rank.features import plan_features
 from trainer_rank.forecasting import Library, PassKey, PlanForecaster, Recorded, Sample
 from trainer_rank.microbatch import RequestOutput
@@ -120,7 +120,8 @@ class Probes:
             device.synchronize()
             nanoseconds = perf_counter_ns() - begun
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
-        trace = replace(recording.trace(), features=features, source=f"probe {list(lengths)}")
+        trace = recording.trace()
+        trace = replace(trace, features=features, marks=in_phases(trace.marks), source=f"probe {list(lengths)}")
         return _Probe(plan, trace, nanoseconds)
 
     def _pass(self, plan: Plan, requests: Mapping[int, Request], stage: Callable[[str], None]) -> None:

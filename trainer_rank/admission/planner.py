@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
-from trainer_rank.admission.ladder import Plan, Rung
+from trainer_rank.admission.ladder import Plan, Rung, Whole
 from trainer_rank.packing import slot_groups
 from trainer_rank.requests import RequestShape
 
@@ -53,7 +53,7 @@ def choose(
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
     the rungs are tried on it alone, the cheapest first.
     """
-    widest = _widest(units, forecaster, budget)
+    widest = _widest(units, forecaster, budget) if any(isinstance(rung, Whole) for rung in rungs) else None
     if widest is not None:
         return widest
     plans = _ordered(units[0], rungs, forecaster)
@@ -86,7 +86,7 @@ def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Ch
 
 
 def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:
-    plan = Plan("whole", slot_groups([shape for unit in units for shape in unit]))
+    plan = Plan(Whole.name, slot_groups([shape for unit in units for shape in unit]))
     demand = forecaster.demand(plan)
     if demand.coverage is not Coverage.COVERED:
         return None

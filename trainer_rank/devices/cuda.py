@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from trainer_rank.allocator.settings import require_supported
 from trainer_rank.allocator.snapshot import Snapshot, from_torch
 from trainer_rank.allocator.trace import Event
 from trainer_rank.devices.cards import Card, card_names, load_card
-from trainer_rank.devices.protocol import MemoryInfo
+from trainer_rank.devices.protocol import MemoryInfo, Sighting
 from trainer_rank.devices.recorder import TraceRecording
 from trainer_rank.errors import TraceError, UnsupportedError
 
@@ -21,6 +21,22 @@ _HISTORY_ENTRIES = 1_000_000
 """Events that a recording may hold; about 100 B each without stacks."""
 _COUNTED = ("alloc", "free_requested")
 """Events that the allocator's own counters count too."""
+
+_watches: list[tuple[int, Callable[[Sighting], None]]] = []
+_attached: list[bool] = []
+
+
+def _attach_observer() -> None:
+    """Have PyTorch call us once per out of memory; it offers no way to detach, so one observer serves all watches."""
+    if not _attached:
+        torch._C._cuda_attach_out_of_memory_observer(_sighted)  # type: ignore[attr-defined]
+        _attached.append(True)
+
+
+def _sighted(index: int, asked: int, _: int, free: int) -> None:
+    for watched, observer in list(_watches):
+        if watched == index:
+            observer(Sighting(asked, free, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)))
 
 
 class CudaDevice:
@@ -97,6 +113,17 @@ class CudaDevice:
     def out_of_memory_count(self) -> int:
         """How often out of memory was raised."""
         return int(self._statistics()["num_ooms"])
+
+    @contextmanager
+    def watch_out_of_memory(self, observer: Callable[[Sighting], None]) -> Iterator[None]:
+        """Tell ``observer`` of every out of memory inside the context, before it is raised."""
+        _attach_observer()
+        watch = (self._index, observer)
+        _watches.append(watch)
+        try:
+            yield
+        finally:
+            _watches.remove(watch)
 
     def snapshot(self) -> Snapshot:
         """The allocator's segments and blocks now."""

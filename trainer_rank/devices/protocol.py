@@ -6,6 +6,7 @@ Two implementations: :mod:`trainer_rank.devices.cuda` (a real card through torch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,6 +23,15 @@ class MemoryInfo(NamedTuple):
 
     free: int
     total: int
+
+
+class Sighting(NamedTuple):
+    """An out of memory as the allocator met it, before anything was unwound; bytes. ``asked`` is the request."""
+
+    asked: int
+    free: int
+    allocated: int
+    reserved: int
 
 
 class Recording(Protocol):
@@ -75,6 +85,9 @@ class Device(Protocol):
 
     def out_of_memory_count(self) -> int:
         """How often the allocator raised out of memory, since the process began."""
+
+    def watch_out_of_memory(self, observer: Callable[[Sighting], None]) -> AbstractContextManager[None]:
+        """Tell ``observer`` of every out of memory inside the context, before it is raised; it must not allocate."""
 
     def snapshot(self) -> Snapshot:
         """The allocator's segments and blocks now."""

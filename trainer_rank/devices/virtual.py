@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.allocator.trace import Event
 from trainer_rank.devices import virtual_tensor
 from trainer_rank.devices.cards import Card, load_card
-from trainer_rank.devices.protocol import MemoryInfo
+from trainer_rank.devices.protocol import MemoryInfo, Sighting
 from trainer_rank.devices.recorder import TraceRecording
 from trainer_rank.devices.virtual_memory import LibraryDemand, LibraryOutOfMemory, VirtualMemory
 from trainer_rank.errors import InvalidInputError, UnsupportedError
@@ -70,6 +70,7 @@ class VirtualDevice:
         self._lock = threading.Lock()
         self._recording: TraceRecording | None = None
         self._streams = threading.local()
+        self._observers: list[Callable[[Sighting], None]] = []
         virtual_tensor.attach(index, self)
         _open[index] = self
 
@@ -147,6 +148,15 @@ class VirtualDevice:
     def out_of_memory_count(self) -> int:
         """How often out of memory was raised."""
         return self._memory.allocator.num_ooms
+
+    @contextmanager
+    def watch_out_of_memory(self, observer: Callable[[Sighting], None]) -> Iterator[None]:
+        """Tell ``observer`` of every out of memory inside the context, before it is raised."""
+        self._observers.append(observer)
+        try:
+            yield
+        finally:
+            self._observers.remove(observer)
 
     def snapshot(self) -> Snapshot:
         """The allocator's segments and blocks now."""
@@ -257,6 +267,8 @@ class VirtualDevice:
                 life.handle = self._memory.malloc(size, life.stream)
             except OutOfMemory as error:
                 error.device = self._index
+                for observer in self._observers:
+                    observer(Sighting(size, error.free, error.allocated, error.reserved))
                 raise torch.OutOfMemoryError(error.message) from None
         self._lives[key] = life
         self._settle()

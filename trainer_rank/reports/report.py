@@ -1,0 +1,157 @@
+"""Planner reports: the serialised input of a decision, its outcome, and what was observed. Canonical JSON, versioned.
+
+A report holds integers and strings only: shapes, budgets, forecasts and figures; no token, path or environment. Its id
+is the SHA-256 of its own canonical bytes without the id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from trainer_rank.admission.planner import Choice
+from trainer_rank.policies import Policy
+from trainer_rank.requests import RequestShape
+
+FORMAT = 1
+LARGEST = 64 << 10
+"""Bytes that a report may have by default."""
+
+
+class ReportKind(StrEnum):
+    """Why a report was written."""
+
+    MISS = "miss"
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILURE = "failure"
+    REFUSAL = "refusal"
+    PLANNING_ERROR = "planning_error"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an execution ended. Bytes; None where it was not seen.
+
+    ``stage`` had begun; ``requests`` are the original indices of its subforward. ``asked`` and what follows were
+    sampled by the out-of-memory observer before unwinding when ``sampled_before_unwinding``. The peak is a lower bound.
+    """
+
+    kind: str
+    type: str
+    stage: str
+    subforward: int | None
+    requests: tuple[int, ...]
+    slot: str | None
+    slot_steps: int | None
+    sampled_before_unwinding: bool
+    asked: int | None
+    free: int | None
+    allocated: int | None
+    reserved: int | None
+    partial_peak_allocated: int
+    partial_peak_reserved: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a complete step took, bytes; None in a report of a step that was interrupted."""
+
+    peak_allocated: int
+    peak_reserved: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """One planner report; ``omitted`` lists what was left out to stay within the size."""
+
+    kind: ReportKind
+    step: int
+    caller_step: str | None
+    policy: Policy
+    requests: tuple[RequestShape, ...]
+    choice: Choice | None
+    oversize: bool
+    observed: Observed | None = None
+    failure: Failure | None = None
+    reason: str | None = None
+    omitted: tuple[str, ...] = field(default=())
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as plain data, with its id."""
+        choice = self.choice
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": self.kind.value,
+            "step": self.step,
+            "caller_step": self.caller_step,
+            "policy": {"name": self.policy.name, "sha256": self.policy.sha256, "ladder": list(self.policy.ladder)},
+            "requests": [list(asdict(shape).values()) for shape in self.requests],
+            "oversize": self.oversize,
+            "budget": None if choice is None else asdict(choice.budget),
+            "candidates": [] if choice is None else [asdict(each) for each in choice.candidates],
+            "forecasts": [] if choice is None else [asdict(each) for each in choice.demands],
+            "decision": None if choice is None else asdict(choice.decision),
+            "observed": None if self.observed is None else asdict(self.observed),
+            "failure": None if self.failure is None else asdict(self.failure),
+            "reason": self.reason,
+            "omitted": [],
+        }
+        return identified(content)
+
+
+def canonical(content: Mapping[str, Any]) -> bytes:
+    """Return the canonical bytes of integers, strings, lists and objects (RFC 8785 for these types)."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def identified(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content with ``id`` set to the SHA-256 of everything else."""
+    rest = {name: value for name, value in content.items() if name != "id"}
+    return rest | {"id": hashlib.sha256(canonical(rest)).hexdigest()}
+
+
+def bounded(document: Mapping[str, Any], limit: int = LARGEST) -> dict[str, Any]:
+    """Return the report within ``limit`` bytes: what is largest and replay needs least goes first, and is listed."""
+    found = dict(document)
+    for name in ("cuts", "requests", "terms", "candidates"):
+        if len(canonical(found)) <= limit:
+            break
+        found = identified(_without(found, name) | {"omitted": [*found["omitted"], name]})
+    return found
+
+
+def _without(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = dict(document)
+    if name == "requests":
+        found["requests"] = []
+    elif name == "cuts":
+        found["candidates"] = [each | {"subforwards": []} for each in found["candidates"]]
+    elif name == "terms":
+        found["forecasts"] = [each | {"terms": []} for each in found["forecasts"]]
+    else:
+        found["candidates"], found["forecasts"] = [], []
+    return found
+
+
+def projected(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may leave the machine: without slot names, groups, the caller's step and reasons in words.
+
+    ``projection_of`` is the id of the original.
+    """
+    slots = {row[2] for row in document["requests"]}
+    names = {slot: f"slot-{number}" for number, slot in enumerate(sorted(slots))}
+    groups = {row[4] for row in document["requests"] if row[4] is not None}
+    labels = {group: f"group-{number}" for number, group in enumerate(sorted(groups))} | {None: None}
+    failure = document["failure"]
+    content = dict(document) | {
+        "requests": [[*row[:2], names[row[2]], row[3], labels[row[4]], *row[5:]] for row in document["requests"]],
+        "failure": None if failure is None else failure | {"slot": names.get(failure["slot"])},
+        "caller_step": None,
+        "reason": None,
+        "projection_of": document["id"],
+    }
+    return identified(content)
