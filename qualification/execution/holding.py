@@ -96,14 +96,16 @@ def _queue(
 ) -> HeldLeases:
     said = ""
     recovered_at = 0.0
+    alive: dict[str, str] = {}
     while not isinstance(answer := store.try_acquire(ticket), tuple):
         unusable = _lift(store, answer.quarantined, reader)
         blocked = answer.blocked | unusable
         if len(request.candidates) - len(unusable) < request.count:
             raise DeviceRefused("; ".join(f"{name}: {reason}" for name, reason in unusable.items()))
         if answer.expired and time.monotonic() - recovered_at >= RECOVER_SECONDS:
-            blocked |= _recover(answer, recover)
+            alive = _recover(answer, recover)
             recovered_at = time.monotonic()
+        blocked |= {name: reason for name, reason in alive.items() if name in answer.blocked}
         text = Waiting(position=answer.position, blocked=blocked).reason
         if text != said and blocked:
             waiting(text)

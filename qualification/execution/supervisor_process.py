@@ -65,6 +65,7 @@ class Supervisor:
         self.containment = ""
         self.pids: list[int | None] = []
         self.exit_codes: list[int | None] = []
+        self.exit_code: int | None = None
         self.ending: Ending | None = None
         self.reason: str | None = None
         self.closing_since: float | None = None
@@ -208,6 +209,7 @@ class Supervisor:
         limits, now = self.specification.limits, time.monotonic()
         if all(code is not None for code in self.exit_codes) or any(self.exit_codes):
             self.end(Ending.EXITED)
+            self.exit_code = next((code for code in self.exit_codes if code), 0)
         elif boottime() > self.mandate_until:
             self.end(Ending.LEASE_LOST, f"the lease was not renewed for {self.specification.authority_seconds} s")
         elif limits.wall_seconds is not None and now - self.started >= limits.wall_seconds:
@@ -252,13 +254,13 @@ class Supervisor:
 
     def outcome(self, ended: float, swept: Swept) -> Outcome:
         """Return the record of the whole run."""
-        failed = [code for code in self.exit_codes if code]
+        ended_by_us = self.exit_codes[0] if self.exit_codes else None
         dropped = {log.path.name: log.dropped for log in self.logs if log.dropped}
         if self.events.dropped:
             dropped[EVENTS_FILE] = self.events.dropped
         return Outcome(
             ending=self.ending or Ending.EXITED,
-            exit_code=failed[0] if failed else self.exit_codes[0] if self.exit_codes else None,
+            exit_code=self.exit_code if self.ending is Ending.EXITED else ended_by_us,
             exit_codes=tuple(self.exit_codes),
             swept=swept.swept,
             leftovers=swept.leftovers,

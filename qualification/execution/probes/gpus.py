@@ -251,7 +251,8 @@ class _Settled:
 
     def listed(self, duration: int) -> Probe:
         names = tuple(_name(pid) for pid in self.extra())
-        values: dict[str, Figure | bool | tuple[str, ...]] = {"gpu": self.reading.uuid, "processes": names}
+        listed = None if self.reading.processes is None else names
+        values: dict[str, Figure | bool | tuple[str, ...]] = {"gpu": self.reading.uuid, "processes": listed}
         if names:
             reason = f"{self.reading.uuid} still lists {', '.join(names)}"
             return _probe("gpu_processes", ProbeStatus.LEFTOVER, duration, values, reason)
