@@ -109,6 +109,18 @@ class VirtualTensor(torch.Tensor):
             "copy the tensor to the host first"
         )
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The same values without autograd; assigning makes this tensor stand for the other's values."""
+        return super().data
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, VirtualTensor):
+            raise UnsupportedError(f"a tensor on {self.device} cannot take over one on {other.device}; copy it instead")
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.contents = other.contents
+
     def tolist(self) -> Any:
         """Return the values as nested lists of Python numbers, through a copy on the host."""
         return self.cpu().tolist()
@@ -208,7 +220,7 @@ def _run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise _different_devices(device, HOST)
     target = inner_kwargs.get("device")
     if target is not None:
-        device = torch.device(target)
+        device = with_index(torch.device(target))
         inner_kwargs["device"] = HOST
     if device.type == DEVICE_TYPE:
         ledger = ledger_of(device)
@@ -273,8 +285,8 @@ def _factory(operator: Any) -> Callable[..., torch.Tensor]:
 
 
 def with_index(device: torch.device | None) -> torch.device:
-    """Fill in the calling thread's current device where none is named."""
-    if device is None or device.index is None:
+    """Fill in the calling thread's current device where no index is named; other kinds of device stay."""
+    if device is None or (device.type == DEVICE_TYPE and device.index is None):
         return torch.device(DEVICE_TYPE, current_device())
     return device
 
