@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainer_rank.errors import TapeError
 from trainer_rank.features import FEATURES, PACKED_TOKENS
 from trainer_rank.tapes.compose import PlannedPass, Sized
 from trainer_rank.tapes.explain import Grounds
 from trainer_rank.tapes.passes import Action
+from trainer_rank.tapes.sections import with_count
 from trainer_rank.tapes.tape import Part, Path, Tape
+
+LAYER = "layer"
+"""The section whose instances are the model's layers: stages ``forward/layer/0`` and so on."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +36,16 @@ class Choice:
 def choose(planned: PlannedPass) -> Choice:
     """Choose paths and sizes for one pass of a plan."""
     tape, features = planned.tape, planned.features
-    part = tape.part(planned.context, planned.layers)
+    part, doubts = find_part(tape, planned.context, planned.layers)
     if part is None:
-        layers = "" if planned.layers is None else f" and {planned.layers} layers"
-        return Choice(None, uncovered=(f"topology with {planned.context} context ranks{layers}: record a probe of it",))
+        return Choice(None, uncovered=doubts)
     paths = candidates(part, features)
     expected = size_path(tape, paths[0], features)
     if isinstance(expected, tuple):
         return Choice(None, uncovered=expected)
     upper = size_path(tape, paths[0], features, upper=True)
     other = size_path(tape, paths[1], features, upper=True) if len(paths) > 1 else None
-    outside = _outside(part, features)
+    outside = [*doubts, *_outside(part, features)]
     return Choice(
         expected,
         upper if isinstance(upper, Sized) else None,
@@ -49,6 +53,24 @@ def choose(planned: PlannedPass) -> Choice:
         bool(outside),
         notes=(*outside, *_unsure(tape, paths)),
     )
+
+
+def find_part(tape: Tape, context: int, layers: int | None) -> tuple[Part | None, tuple[str, ...]]:
+    """Return the part for a topology and layer count, made from another count where sections justify it.
+
+    The names say what is doubtful about it, or, without a part, what no recording covers.
+    """
+    part = tape.part(context, layers)
+    if part is not None:
+        return part, ()
+    recorded = tape.part(context, None)
+    if recorded is None or layers is None:
+        return None, (f"topology with {context} context ranks: record a probe of it",)
+    try:
+        paths = tuple(with_count(path, LAYER, layers) for path in recorded.paths)
+    except TapeError as error:
+        return None, (f"{layers} layers, recorded with {recorded.layers}: {error}",)
+    return Part(context, layers, paths), (f"{layers} layers from recordings of {recorded.layers}",)
 
 
 def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:

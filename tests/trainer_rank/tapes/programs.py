@@ -1,0 +1,115 @@
+"""Small programs with a known structure, recorded on the allocator model as a device would record them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainer_rank.allocator.driver import ModelledDriver
+from trainer_rank.allocator.model import CachingAllocator
+from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.allocator.trace import Event, Trace
+
+CARD = 1 << 40
+Size = Callable[[Mapping[str, int]], int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """``birth`` names a new allocation of ``size``; ``death`` names one that ends; ``stage`` marks what follows."""
+
+    birth: str | None = None
+    size: Size = field(default=lambda _: 0)
+    stream: int = 0
+    death: str | None = None
+    stage: str | None = None
+
+
+class _WatchedDriver(ModelledDriver):
+    def __init__(self, events: list[Event], snapshot: Snapshot | None) -> None:
+        super().__init__(CARD, snapshot=snapshot)
+        self.events = events
+        self.stream = 0
+
+    def take(self, size: int) -> int | None:
+        address = super().take(size)
+        assert address is not None
+        self.events.append(Event("segment_alloc", address, size, self.stream))
+        return address
+
+
+def record(steps: Sequence[Step], features: Mapping[str, int], before: Snapshot | None = None) -> Trace:
+    """Run the program once from ``before`` and return its recording."""
+    events: list[Event] = []
+    driver = _WatchedDriver(events, before)
+    allocator = CachingAllocator(driver, before)
+    start = allocator.snapshot()
+    live: dict[str, tuple[int, int, int]] = {}
+    marks: list[tuple[int, str]] = []
+    for step in steps:
+        if step.stage is not None:
+            marks.append((len(events), step.stage))
+        elif step.birth is not None:
+            size = step.size(features)
+            driver.stream = step.stream
+            handle = allocator.malloc(size, step.stream)
+            live[step.birth] = (handle, size, step.stream)
+            events.append(Event("alloc", allocator.address(handle), size, step.stream))
+        elif step.death is not None:
+            handle, size, stream = live.pop(step.death)
+            address = allocator.address(handle)
+            allocator.free(handle)
+            events += [Event("free_requested", address, size, stream), Event("free_completed", address, size, stream)]
+    return Trace(
+        before=start,
+        events=tuple(events),
+        after=allocator.snapshot(),
+        peak_allocated=allocator.peak_allocated,
+        peak_reserved=allocator.peak_reserved,
+        features=dict(features),
+        marks=tuple(marks),
+        source=f"program at {dict(features)}",
+    )
+
+
+def rows(coefficient: int, constant: int = 0, feature: str = "packed_tokens") -> Size:
+    """Return a size that is a line in one feature."""
+    return lambda features: coefficient * features[feature] + constant
+
+
+def layered(layers: int, sizes: Sequence[Size], boundary: Size) -> list[Step]:
+    """Return forward and backward of ``layers`` layers with recomputation; each layer keeps its input."""
+    return [*_forward(layers, sizes, boundary), *_backward(layers, sizes, boundary)]
+
+
+def _forward(layers: int, sizes: Sequence[Size], boundary: Size) -> Iterator[Step]:
+    yield Step(stage="forward/embedding")
+    yield Step("input 0", boundary)
+    for layer in range(layers):
+        yield Step(stage=f"forward/layer/{layer}")
+        yield from _inside("f", layer, sizes)
+        yield Step(f"input {layer + 1}", boundary)
+        yield from (Step(death=f"f {layer} {place}") for place in range(len(sizes)))
+    yield Step(stage="forward/head")
+    yield Step("logits", rows(4096, 512))
+
+
+def _backward(layers: int, sizes: Sequence[Size], boundary: Size) -> Iterator[Step]:
+    yield Step(stage="backward/head")
+    yield Step("gradient", boundary)
+    yield Step(death="logits")
+    yield Step(death=f"input {layers}")
+    for layer in reversed(range(layers)):
+        yield Step(stage=f"backward/layer/{layer}")
+        yield from _inside("b", layer, sizes)
+        yield Step(f"gradient {layer}", boundary)
+        yield Step(death="gradient" if layer == layers - 1 else f"gradient {layer + 1}")
+        yield from (Step(death=f"b {layer} {place}") for place in reversed(range(len(sizes))))
+        yield Step(death=f"input {layer}")
+    yield Step(stage="backward/embedding")
+    yield Step(death="gradient 0")
+
+
+def _inside(phase: str, layer: int, sizes: Sequence[Size]) -> Iterator[Step]:
+    for place, size in enumerate(sizes):
+        yield Step(f"{phase} {layer} {place}", size)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer_rank.tapes.programs import layered, record, rows
+from trainer_rank.errors import TapeError
+from trainer_rank.tapes import Status, fit, forecast
+from trainer_rank.tapes.sections import section_counts, with_count
+
+SIZES = (rows(8192), rows(30000, 4096), lambda f: min(65536 * f["packed_tokens"], 90 << 20))
+BOUNDARY = rows(4096)
+
+
+def path_of(layers: int):
+    return fit([record(layered(layers, SIZES, BOUNDARY), {"packed_tokens": n}) for n in (256, 512, 4096)]).parts[0].paths[0]
+
+
+@pytest.mark.parametrize("count", [3, 5, 12, 40])
+def test_a_path_with_more_layers_is_the_path_recorded_with_them(count: int) -> None:
+    stretched, recorded = with_count(path_of(4), "layer", count), path_of(count)
+    assert section_counts(stretched) == {"layer": count}
+    assert stretched.operations == recorded.operations
+    assert stretched.stages == recorded.stages
+    assert len(stretched.allocations) == len(recorded.allocations)
+
+
+def test_forty_layers_are_forecast_exactly_from_four() -> None:
+    tape = fit(
+        [record(layered(4, SIZES, BOUNDARY), {"packed_tokens": n, "layers": 4}) for n in (256, 512, 4096)]
+    )
+    target = record(layered(40, SIZES, BOUNDARY), {"packed_tokens": 1000})
+    made = forecast(tape, {"packed_tokens": 1000}, target.before, layers=40)
+    assert made.status is Status.EXTRAPOLATED
+    assert made.expected is not None and made.bound is not None
+    assert made.expected[:2] == (target.peak_allocated, target.peak_reserved)
+    assert made.bound.allocated >= made.expected.allocated
+    assert made.notes == ("40 layers from recordings of 4",)
+
+
+def test_layers_that_differ_may_not_be_repeated() -> None:
+    with pytest.raises(TapeError, match="no two of its 2 instances are alike"):
+        with_count(path_of(2), "layer", 3)
+
+
+def test_fewer_layers_than_differ_are_refused() -> None:
+    with pytest.raises(TapeError, match="fewer than those that differ"):
+        with_count(path_of(4), "layer", 1)
+
+
+def test_unmarked_recordings_say_why_another_layer_count_is_unknown() -> None:
+    steps = [step for step in layered(4, SIZES, BOUNDARY) if step.stage is None]
+    tape = fit([record(steps, {"packed_tokens": n, "layers": 4}) for n in (256, 512)])
+    made = forecast(tape, {"packed_tokens": 300}, record(steps, {"packed_tokens": 300}).before, layers=8)
+    assert made.status is Status.UNKNOWN
+    assert "8 layers, recorded with 4" in made.uncovered[0]
