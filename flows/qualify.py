@@ -13,9 +13,10 @@ from flows.perform import assign, new_run, perform
 from flows.permission import require_permission
 from flows.progress import shared
 from flows.recorder import Recorder
-from flows.request import read_request, validate
+from flows.request import DEFAULT_TIMEOUT_SECONDS, read_request, validate
 from flows.resolve import resolve
 from flows.summary import Summary, markdown, rows_of, summarise
+from qualification.execution.supervision import Limits
 from qualification.home import trust
 
 
@@ -30,6 +31,7 @@ def qualify(
     rules: str = "standard",
     parameters: dict[str, int | str] | None = None,
     requested_by: str | None = None,
+    timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
     """Qualify a policy of one exact source and return the run's summary; parameters are those of ``flows.request``."""
     given = {
@@ -42,6 +44,7 @@ def qualify(
         "rules": rules,
         "parameters": parameters or {},
         "requested_by": requested_by,
+        "timeout_seconds": timeout_seconds,
     }
     request, document = validate(read_request(given))
     progress = shared()
@@ -52,7 +55,7 @@ def qualify(
     try:
         progress.stage("permission", require_permission(resolved, recorder))
         assignment = assign(request, document, resolved, recorder, new_run())
-        done = perform(assignment, recorder, progress)
+        done = perform(assignment, recorder, progress, limits=Limits(wall_seconds=request.timeout_seconds))
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -12,12 +13,14 @@ from qualification.git import require_commit, require_repository
 from qualification.records import Figure, Ground
 from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
 
+DEFAULT_TIMEOUT_SECONDS = 3600
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One qualification: which source, which policy, what to run, on which ground, under which gate rules.
 
     ``head`` and ``repository`` absent mean the checkout that trainer_rank is imported from. ``workloads`` empty means
-    those that the rules require. ``parameters`` go to every workload as they are.
+    those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds each.
     """
 
     head: str | None = None
@@ -29,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rules: str = DEFAULT
     parameters: dict[str, Figure] = {}
     requested_by: str | None = None
+    timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_TIMEOUT_SECONDS
 
 
 def read_request(given: Mapping[str, object]) -> Request:

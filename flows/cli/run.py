@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.orchestrator import describe, prepare, without_heartbeat
 from flows.progress import shared
-from flows.request import Request, parse_parameters, validate
+from flows.request import DEFAULT_TIMEOUT_SECONDS, Request, parse_parameters, validate
 from flows.summary import Summary, as_dict, table
 from qualification.records import Ground
 
@@ -29,6 +29,7 @@ def command(
     parameter: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for every workload; may be repeated.", metavar="NAME=VALUE")
     ] = None,
+    timeout: Annotated[int, typer.Option(help="Seconds that each workload may take.", min=1)] = DEFAULT_TIMEOUT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Qualify a policy: run workloads, prove cleanup, record evidence, ask the gate.
@@ -56,6 +57,7 @@ def command(
             workloads=tuple(workload or ()),
             rules=rules,
             parameters=parse_parameters(parameter or ()),
+            timeout_seconds=timeout,
         )
     )
     summary = run_flow(request)
