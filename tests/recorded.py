@@ -1,21 +1,21 @@
-"""A real ledger in a folder of its own: results, receipts and people's words signed and appended as the product does."""
+"""An installation with people in it: results, receipts and words signed and appended as the product does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from securesystemslib.signer import CryptoSigner
-from sqlalchemy import Engine
 
-from db.engine import open_for_writing, sqlite_url
+from db.deciding import Case, examine
 from db.ledger import Ledger
-from qualification.evidence.blobs import BlobStore
 from qualification.evidence.canonical import sha256
-from qualification.evidence.signing import pipeline_signer, sign
+from qualification.evidence.signing import sign
 from qualification.evidence.statements import Fact, statement
 from qualification.records import (
     Approval,
@@ -33,6 +33,7 @@ from qualification.records import (
     Verdict,
     WorkloadResult,
 )
+from tests.databases import Workplace
 
 COMMIT, OTHER_COMMIT = "c" * 40, "d" * 40
 RULES = b"""
@@ -75,40 +76,51 @@ keys = ["{viewer}"]
 NAMES = ("ada", "bo", "author", "viewer", "stranger")
 
 
-@dataclass
 class Recorded:
-    """One home, one trust folder, one database, and the private keys of some people (``keys/<name>`` in OpenSSH form)."""
+    """An installation with people; the private key of each lies in ``keys/<name>``, in OpenSSH's form."""
 
-    root: Path
-    engine: Engine = field(init=False)
-    ledger: Ledger = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.home, self.trust, self.keys = (self.root / name for name in ("home", "trust", "keys"))
-        for folder in (self.home, self.trust, self.keys):
-            folder.mkdir(mode=0o700)
+    def __init__(self, workplace: Workplace, keys: Path) -> None:
+        self.workplace, self.keys = workplace, keys
         self.people = {name: Ed25519PrivateKey.generate() for name in NAMES}
+        keys.mkdir(mode=0o700)
         for name, key in self.people.items():
-            path = self.keys / name
+            path = keys / name
             path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
             path.chmod(0o600)
         public = {
             name: key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
             for name, key in self.people.items()
         }
-        (self.trust / "people.toml").write_text(PEOPLE.format(**public))
-        self.blobs = BlobStore(self.home)
-        self.signer = pipeline_signer(self.trust)
-        self.engine = open_for_writing(sqlite_url(self.home / "evidence.db"))
-        self.ledger = Ledger(self.engine, self.blobs, self.trust, self.signer)
+        (workplace.trust / "people.toml").write_text(PEOPLE.format(**public))
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return the ledger, with everybody's keys known."""
+        return self.workplace.ledger
 
     def blob(self, content: bytes) -> str:
         """Store bytes and return their digest."""
-        return self.blobs.put(content)
+        return self.workplace.store.put(content)
+
+    def examine(self, run: str | None = None, *, address: str | None = None) -> Case:
+        """Put a run before the gate as the commands do."""
+        place = self.workplace
+        return examine(place.engine, place.store, place.trust, run=run, address=address)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``qualify`` as a person would, in this installation."""
+        return subprocess.run(
+            [sys.executable, "-c", "from flows.cli.main import main; main()", *arguments],
+            env=self.workplace.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
     def append(self, *facts: Fact, source: Subject | None = None) -> list[int]:
         """Sign facts with the pipeline's key, append them, seal the ledger, and return their sequences."""
-        entries = self.ledger.append_all([sign(statement(fact, source), self.signer) for fact in facts])
+        entries = self.workplace.record(*facts, source=source)
         self.ledger.sign_head()
         return [entry.sequence for entry in entries]
 
@@ -197,3 +209,15 @@ RECEIPT = Receipt(
     taken_at="2026-11-30T11:01:00Z",
     provider="process",
 )
+
+
+@pytest.fixture
+def recorded(workplace: Workplace, tmp_path: Path) -> Recorded:
+    """Give an installation with people, on each kind of database."""
+    return Recorded(workplace, tmp_path / "keys")
+
+
+@pytest.fixture
+def recorded_here(sqlite_workplace: Workplace, tmp_path: Path) -> Recorded:
+    """Give an installation with people on SQLite alone, for what does not depend on the database."""
+    return Recorded(sqlite_workplace, tmp_path / "keys")

@@ -15,6 +15,7 @@ import matplotlib as mpl
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from qualification.figures import Unreadable, read_figure, read_object
 from qualification.reporting.lines import CriterionLine
@@ -118,7 +119,7 @@ def _draw_series(axes: Axes, steps: Steps, name: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("MiB")
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=8)
 
 
