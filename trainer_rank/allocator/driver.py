@@ -37,7 +37,8 @@ class ModelledDriver:
     """A card of ``total`` bytes of which ``outside`` are held outside the caching allocator.
 
     Addresses are invented by one rule: each new segment lies directly below the lowest one so far, as most of those in
-    the recordings do. Addresses matter only where two free blocks have the same size: the lower one is taken.
+    the recordings do, and directly above the highest once nothing is left below. Addresses matter only where two free
+    blocks have the same size: the lower one is taken.
 
     ``outside`` counts the process's own context and libraries, ``elsewhere`` what other processes hold. Both may change
     at any time (a library claims memory, a neighbour starts). ``snapshot`` says which segments are held already.
@@ -54,6 +55,7 @@ class ModelledDriver:
         self.elsewhere = elsewhere
         self.held = sum(segment.total for segment in segments)
         self._lowest = min((segment.address for segment in segments), default=FIRST_ADDRESS)
+        self._end = max((segment.address + segment.total for segment in segments), default=FIRST_ADDRESS)
 
     @property
     def free(self) -> int:
@@ -65,8 +67,12 @@ class ModelledDriver:
         if size > self.free:
             return None
         self.held += size
-        self._lowest = (self._lowest - size) & -SEGMENT_GRANULE
-        return self._lowest
+        if size <= self._lowest:
+            self._lowest = (self._lowest - size) & -SEGMENT_GRANULE
+            return self._lowest
+        address = (self._end + SEGMENT_GRANULE - 1) & -SEGMENT_GRANULE
+        self._end = address + size
+        return address
 
     def give_back(self, address: int, size: int) -> None:  # noqa: ARG002 - the protocol's signature
         """Count ``size`` bytes as free again; the address is never handed out twice."""

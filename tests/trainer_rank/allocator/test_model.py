@@ -310,3 +310,16 @@ def test_a_block_is_freed_once() -> None:
 def test_a_card_without_memory_is_refused(figures: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidInputError):
         ModelledDriver(*figures)
+
+
+def test_invented_addresses_never_leave_the_address_space() -> None:
+    driver = ModelledDriver(8 * EIB)
+    model = CachingAllocator(driver)
+    handles = [model.malloc(size) for size in (4 * MIB, EIB // 2, 3, EIB, 30 * MIB, EIB)]
+    check_structure(model)
+    assert all(0 <= segment.address < segment.address + segment.total < 2**64 for segment in model.snapshot().segments)
+    for handle in handles:
+        model.free(handle)
+    held = driver.held
+    assert model.empty_cache() == held
+    assert driver.free == driver.total
