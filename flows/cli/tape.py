@@ -10,14 +10,19 @@ import typer
 
 from flows.cli.exits import ExitCode, strongest
 from trainer_rank.allocator.trace import load_trace
+from trainer_rank.errors import TapeError
+from trainer_rank.tapes.anatomy import anatomy
 from trainer_rank.tapes.check import Comparison, compare
 from trainer_rank.tapes.fit import fit
 from trainer_rank.tapes.forecast import Figures, Status
 from trainer_rank.tapes.shipped import fit_shipped, shipped_tapes
 from trainer_rank.tapes.storage import load_tape, save_tape
+from trainer_rank.tapes.tape import Path as TapePath
+from trainer_rank.tapes.tape import Probe, Tape, describe
 
 app = typer.Typer(no_args_is_help=True)
 
+SHOW_SCHEMA = "qualify.tape.show/1"
 CHECK_SCHEMA = "qualify.tape.check/1"
 FIT_SCHEMA = "qualify.tape.fit/1"
 
@@ -53,25 +58,13 @@ def fit_command(
     """
     tape = fit([load_trace(path) for path in traces], _facts(provenance or []))
     save_tape(tape, output)
-    grounds: dict[str, int] = {}
-    for part in tape.parts:
-        for path in part.paths:
-            for index in path.allocations:
-                name = str(tape.explanations[index].grounds)
-                grounds[name] = grounds.get(name, 0) + 1
-    row: dict[str, Any] = {
-        "schema": FIT_SCHEMA,
-        "tape": str(output),
-        "recordings": len(traces),
-        "parts": [{"context": part.context, "layers": part.layers, "paths": len(part.paths)} for part in tape.parts],
-        "allocations": grounds,
-    }
+    row = describe(tape) | {"schema": FIT_SCHEMA, "tape": str(output)}
     if as_json:
         typer.echo(json.dumps(row, indent=2))
     else:
-        parts = ", ".join(f"{part['paths']} paths at {part['context']} context ranks" for part in row["parts"])
-        counts = ", ".join(f"{count:,} {name}" for name, count in grounds.items())
-        typer.echo(f"{output}: {len(traces)} recordings; {parts}; allocations: {counts}")
+        counts = ", ".join(f"{count:,} {name}" for name, count in row["grounds"].items())
+        contexts = ", ".join(str(part.context) for part in tape.parts)
+        typer.echo(f"{output}: {len(traces)} recordings, context ranks {contexts}; allocations: {counts}")
     return ExitCode.PASSED
 
 
@@ -98,6 +91,39 @@ def check(tape_file: TapeFile, traces: Traces, as_json: AsJson = False) -> int:
 
 
 @app.command()
+def show(
+    tape_file: TapeFile,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw live memory by stage into this file.")] = None,
+    probe: Annotated[str | None, typer.Option("--probe", help="Recording to take apart; the largest if none.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a tape was fitted from, and what the peak of one of its recordings consists of.
+
+    \b
+    Examples:
+      qualify tape show model.tape.json.gz
+      qualify tape show model.tape.json.gz --plot memory.png
+    """
+    tape = load_tape(tape_file)
+    path, chosen = _probe(tape, probe)
+    parts = anatomy(tape, path, chosen)
+    if plot is not None:
+        from flows.cli.tape_plot import draw  # matplotlib takes a second to import
+
+        draw(parts, f"{tape_file.name}: {chosen.source}", plot)
+    row = describe(tape) | {
+        "schema": SHOW_SCHEMA,
+        "tape": str(tape_file),
+        "probe": chosen.source,
+        "peak_allocated": chosen.peak_allocated,
+        "peak_stage": parts.stage,
+        "composition": parts.composition,
+    }
+    typer.echo(json.dumps(row, indent=2) if as_json else _shown(row))
+    return ExitCode.PASSED
+
+
+@app.command()
 def ship() -> int:
     """Fit the tapes that come with the package again from the recordings that come with it.
 
@@ -109,6 +135,32 @@ def ship() -> int:
         save_tape(fit_shipped(shipped), shipped.path)
         typer.echo(str(shipped.path))
     return ExitCode.PASSED
+
+
+def _probe(tape: Tape, name: str | None) -> tuple[TapePath, Probe]:
+    found = [(path, probe) for part in tape.parts for path in part.paths for probe in path.probes]
+    named = [each for each in found if name in (None, each[1].source)]
+    if not named:
+        known = ", ".join(probe.source for _, probe in found)
+        raise TapeError(f"no recording {name!r} in this tape; choose of {known}")
+    return max(named, key=lambda each: each[1].peak_allocated)
+
+
+def _shown(row: dict[str, Any]) -> str:
+    lines = [f"{name}: {value}" for name, value in row["provenance"].items()]
+    for part in row["parts"]:
+        lines.append(f"{part['context']} context ranks, {part['layers'] or 'unstated'} layers")
+        for path in part["paths"]:
+            probes = "; ".join(
+                f"{probe['source']} ({', '.join(f'{k} {v:,}' for k, v in probe['features'].items())})"
+                for probe in path["probes"]
+            )
+            lines.append(f"  {path['operations']:,} operations, {path['allocations']:,} allocations: {probes}")
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["grounds"].items())
+    lines += [f"allocations by what explains them: {counts}"]
+    lines += [f"peak of {row['probe']}: {row['peak_allocated']:,} B allocated, in {row['peak_stage']}"]
+    lines += [f"  {size:>18,} B  {name}" for name, size in row["composition"].items()]
+    return "\n".join(lines)
 
 
 def _facts(rows: list[str]) -> dict[str, str]:

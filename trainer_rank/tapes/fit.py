@@ -58,7 +58,8 @@ def _checked(trace: Trace) -> tuple[Pass, Probe]:
             f"{trace.source}: not what PyTorch's default allocator does, {_where(result.divergence)}; "
             "record under default allocator settings"
         )
-    return recorded, Probe(recorded.features, FilePath(trace.source).name)
+    name = FilePath(trace.source).name
+    return recorded, Probe(recorded.features, name, trace.before.allocated, result.peak_allocated, result.peak_reserved)
 
 
 def _where(divergence: Divergence | None) -> str:

@@ -96,7 +96,10 @@ def _path_row(path: Path) -> dict[str, Any]:
         "stages": [list(stage) for stage in path.stages],
         "allocations": list(path.allocations),
         "ancestors": list(path.ancestors),
-        "probes": [[probe.features, probe.source] for probe in path.probes],
+        "probes": [
+            [probe.features, probe.source, probe.allocated, probe.peak_allocated, probe.peak_reserved]
+            for probe in path.probes
+        ],
     }
 
 
@@ -150,8 +153,8 @@ def _path(row: Mapping[str, Any], explanations: int) -> Path:
         allocations=tuple(_whole(each) for each in row["allocations"]),
         ancestors=tuple(_whole(each) for each in row["ancestors"]),
         probes=tuple(
-            Probe({str(name): _whole(value) for name, value in features.items()}, str(source))
-            for features, source in row["probes"]
+            Probe({str(name): _whole(value) for name, value in features.items()}, str(source), *map(_whole, figures))
+            for features, source, *figures in row["probes"]
         ),
     )
     if not path.probes or any(not 0 <= each < explanations for each in (*path.allocations, *path.ancestors)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainer_rank.tapes.explain import Explanation
 from trainer_rank.tapes.passes import Operation
@@ -11,10 +13,13 @@ from trainer_rank.tapes.passes import Operation
 
 @dataclass(frozen=True)
 class Probe:
-    """One recording that a path was seen in."""
+    """One recording that a path was seen in: allocated bytes at its start, and its peaks."""
 
     features: dict[str, int]
     source: str
+    allocated: int
+    peak_allocated: int
+    peak_reserved: int
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,30 @@ class Tape:
             sizes = [rule.size(features) or 0 for rule in explained.others]
             return max([size or 0, *sizes]) or None
         return size
+
+
+def describe(tape: Tape) -> dict[str, Any]:
+    """Return what a tape holds, for people and as JSON: provenance, parts with their probes, and grounds counted."""
+    grounds = Counter(
+        str(tape.explanations[k].grounds) for part in tape.parts for path in part.paths for k in path.allocations
+    )
+    return {
+        "provenance": tape.provenance,
+        "parts": [
+            {
+                "context": part.context,
+                "layers": part.layers,
+                "paths": [
+                    {
+                        "operations": len(path.operations),
+                        "allocations": len(path.allocations),
+                        "stages": list(dict.fromkeys(name for _, name in path.stages)),
+                        "probes": [{"source": probe.source, "features": probe.features} for probe in path.probes],
+                    }
+                    for path in part.paths
+                ],
+            }
+            for part in tape.parts
+        ],
+        "grounds": dict(sorted(grounds.items())),
+    }
