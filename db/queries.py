@@ -139,8 +139,9 @@ def metric_history(
     connection: Connection, metric: str, workload: str | None = None, policy: str | None = None, limit: int = LIMIT
 ) -> list[MetricPoint]:
     """Return a figure over commits, newest first, as recorded: a missing measurement is a point without a value."""
+    of_figure = ("measured", "unit", "threshold", "verdict")
+    columns = [(criteria if name in of_figure else workload_results).c[name] for name in MetricPoint.__struct_fields__]
     joined = criteria.join(workload_results, workload_results.c.sequence == criteria.c.sequence)
-    columns = [_column(name, workload_results, criteria) for name in MetricPoint.__struct_fields__]
     query = select(*columns).select_from(joined).where(criteria.c.name == metric)
     if workload is not None:
         query = query.where(workload_results.c.workload == workload)
@@ -305,10 +306,6 @@ T = TypeVar("T")
 
 def _batches(items: Sequence[T]) -> Iterable[Sequence[T]]:
     return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
-
-
-def _column(name: str, *tables: Table) -> ColumnElement[object]:
-    return next(table.c[name] for table in tables if name in table.c)
 
 
 def _rows(connection: Connection, query: Select[tuple[object, ...]], table: Table, kind: type[R]) -> list[R]:
