@@ -38,11 +38,14 @@ class Assumption:
     load: Callable[[Target, int, int, Mapping[str, int]], Load]
 
 
+def further_weights(target: Target, recorded: int) -> int:
+    """Return the BF16 bytes of the target's weights beyond those of ``recorded`` layers."""
+    return 2 * (target.geometry.parameters() - target.geometry.with_layers(recorded).parameters())
+
+
 def _layers(target: Target, recorded: int, _slots: int, features: Mapping[str, int]) -> Load:
-    geometry = target.geometry
-    weights = 2 * (geometry.parameters() - geometry.with_layers(recorded).parameters())
-    kept = (geometry.layers - recorded) * RETAINED_PER_LAYER_TOKEN * features[PACKED_TOKENS]
-    return Load(resident=weights, retained=kept)
+    kept = (target.geometry.layers - recorded) * RETAINED_PER_LAYER_TOKEN * features[PACKED_TOKENS]
+    return Load(retained=kept)
 
 
 def _expert_lora(target: Target, _recorded: int, slots: int, features: Mapping[str, int]) -> Load:

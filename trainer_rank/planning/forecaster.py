@@ -18,14 +18,23 @@ from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.features import FEATURES, PACKED_TOKENS, plan_features
 from trainer_rank.geometry import Topology
 from trainer_rank.packing import Subforward
-from trainer_rank.planning.assumptions import RETAINED_PER_LAYER_TOKEN, Assumption, Load, adapter_parameters
-from trainer_rank.planning.target import Target
-from trainer_rank.tapes.forecast import Figures, Forecast, forecast
+from trainer_rank.planning.assumptions import (
+    RETAINED_PER_LAYER_TOKEN,
+    Assumption,
+    Load,
+    adapter_parameters,
+    further_weights,
+)
+from trainer_rank.planning.target import Target, covers_layers
+from trainer_rank.tapes.compose import PlannedPass, retained, sequential
+from trainer_rank.tapes.forecast import Figures, Forecast, forecast_plan
 from trainer_rank.tapes.forecast import Status as Reach
 from trainer_rank.tapes.tape import Part, Tape
 
 SAMPLE = 0
 """The one memory sample that a plan without a device is made from."""
+PHASES = ("forward", "caller", "backward")
+"""Phases that a recording must mark before graphs of several subforwards can be told apart."""
 OUTPUT_BYTES_PER_ROW = 4
 """Float32 log-probabilities that rerun keeps of every row."""
 
@@ -76,10 +85,25 @@ class TapeForecaster:
 
     @cached_property
     def start(self) -> Figures:
-        """Bytes allocated and reserved before the plan: the recorded start, and assumed weights and states."""
-        resident = sum(self._load(each, {name: 0 for name in FEATURES}).resident for each in self._assumptions)
-        held = -(-resident // SEGMENT_GRANULE) * SEGMENT_GRANULE
-        return Figures(self.base.snapshot.allocated + resident, self.base.snapshot.reserved + held, None)
+        """Bytes allocated and reserved before the plan: the recorded start, further weights, and what is assumed."""
+        resident = sum(self._load(each, dict.fromkeys(FEATURES, 0)).resident for each in self._assumptions)
+        if self._layers == self.target.geometry.layers or self._assumes_layers:
+            resident += further_weights(self.target, self._recorded_layers)
+        return Figures(self.base.snapshot.allocated + resident, self.base.snapshot.reserved + _held(resident), None)
+
+    @cached_property
+    def _layers(self) -> int:
+        """Layers that a pass is forecast with: the target's where the tape covers them."""
+        covered = covers_layers(self.base.tape, self.target)
+        return self.target.geometry.layers if covered else self._recorded_layers
+
+    @property
+    def _recorded_layers(self) -> int:
+        return self.base.part.layers or self.target.geometry.layers
+
+    @property
+    def _assumes_layers(self) -> bool:
+        return any(each.name == self.target.layers_stage for each in self._assumptions)
 
     def cost_ns(self, plan: Plan) -> int | None:  # noqa: ARG002 - the protocol's signature
         """No time was recorded with these tapes; the ladder's own order stands."""
@@ -148,25 +172,44 @@ class TapeForecaster:
         return [0] if len(passes) == 1 else None
 
     def _pass(self, features: dict[str, int]) -> Pass | tuple[str, ...]:
-        part, snapshot = self.base.part, self.base.snapshot
-        made: Forecast = forecast(self.base.tape, features, snapshot, context=part.context, layers=part.layers)
+        planned = PlannedPass(self.base.tape, features, self.base.part.context, self._layers)
+        phases = set(PHASES) <= self.base.tape.covers
+        made = forecast_plan([planned], retained(1, PHASES) if phases else sequential(1), self.base.snapshot)
         if made.expected is None or made.bound is None:
             return made.uncovered
         loads = [self._load(each, features) for each in self._assumptions]
-        kept, working = sum(each.retained for each in loads), sum(each.working for each in loads)
+        kept = sum(each.retained for each in loads)
+        top = kept + sum(each.working for each in loads)
+        graph = self._graph(made, features)
+        return Pass(
+            self._growth(made.expected, top),
+            self._growth(made.bound, top),
+            None if graph is None else graph + kept,
+            made.status,
+            made.notes,
+        )
 
-        def over(figures: Figures) -> Figures:
-            held = -(-(kept + working) // SEGMENT_GRANULE) * SEGMENT_GRANULE
-            allocated = figures.allocated - snapshot.allocated + kept + working
-            return Figures(allocated, figures.reserved - snapshot.reserved + held, None)
+    def _growth(self, figures: Figures, assumed: int) -> Figures:
+        snapshot = self.base.snapshot
+        allocated, reserved = figures.allocated - snapshot.allocated, figures.reserved - snapshot.reserved
+        return Figures(allocated + assumed, reserved + _held(assumed), None)
 
-        retained = None
-        if any(each.name == self.target.layers_stage for each in self._assumptions):
-            retained = kept + (part.layers or 0) * RETAINED_PER_LAYER_TOKEN * features[PACKED_TOKENS]
-        return Pass(over(made.expected), over(made.bound), retained, made.status, made.notes)
+    def _graph(self, made: Forecast, features: dict[str, int]) -> int | None:
+        """Return what the recorded layers keep from forward to backward: as replayed, or as assumed for each layer."""
+        left = [each.left for each in made.turns if each.turn.phase == PHASES[0]]
+        if left:
+            return left[0] - self.base.snapshot.allocated
+        if self._assumes_layers:
+            return self._recorded_layers * RETAINED_PER_LAYER_TOKEN * features[PACKED_TOKENS]
+        return None
 
     def _load(self, assumption: Assumption, features: dict[str, int]) -> Load:
-        return assumption.load(self.target, self.base.part.layers or self.target.geometry.layers, self._slots, features)
+        return assumption.load(self.target, self._recorded_layers, self._slots, features)
+
+
+def _held(size: int) -> int:
+    """Round up to what the driver hands out."""
+    return -(-size // SEGMENT_GRANULE) * SEGMENT_GRANULE
 
 
 def _unknown(stages: tuple[str, ...]) -> Demand:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainer_rank.features import ADAPTER_BYTES, LONGEST_SEQUENCE, OUTPUT_ROWS, SEQUENCES, TOKENS
 from trainer_rank.models.megatron.geometry import QWEN_36_35B_A3B, HybridGeometry
+from trainer_rank.tapes.paths import find_part
 from trainer_rank.tapes.tape import Part, Probe, Tape
 
 EXPERT_LORA, HEAD, OPTIMIZER, RAGGED = "expert-lora", "head", "optimizer", "ragged"
@@ -40,6 +41,11 @@ def recorded_part(tape: Tape, target: Target) -> Part | None:
     return max(same_ranks, key=lambda part: part.layers or 0, default=None)
 
 
+def covers_layers(tape: Tape, target: Target) -> bool:
+    """Tell whether the target's layers were recorded, or recorded layers repeat so that more can be counted."""
+    return find_part(tape, target.context, target.geometry.layers)[0] is not None
+
+
 def uncovered_stages(tape: Tape, target: Target, lengths: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """Return the stages that no recording of ``tape`` covers; ``lengths`` are those of each subforward."""
     part = recorded_part(tape, target)
@@ -60,7 +66,7 @@ def _missing(tape: Tape, part: Part, target: Target, lengths: Sequence[Sequence[
         yield HEAD
     if OPTIMIZER not in tape.covers:
         yield OPTIMIZER
-    if part.layers != target.geometry.layers:
+    if not covers_layers(tape, target):
         yield target.layers_stage
     if any(len(set(each)) > 1 for each in lengths) and not any(_ragged(probe) for probe in probes):
         yield RAGGED
