@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from securesystemslib.signer import CryptoSigner
@@ -15,10 +15,11 @@ from db.source import StoredEvidence, read_identity, stored_evidence
 from qualification.errors import QualificationError
 from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.blobs import BlobStore
+from qualification.evidence.canonical import sha256
 from qualification.evidence.chain import Entry, link
 from qualification.evidence.heads import TreeHeads, next_head
 from qualification.evidence.trust import Trust
-from qualification.records import TreeHead, WorkloadResult
+from qualification.records import Tombstone, TreeHead, WorkloadResult
 
 _BATCH = 500
 
@@ -54,8 +55,7 @@ class Ledger:
         a blob that is not stored, DatabaseError when the lock cannot be had or the disk is full.
         """
         facts = [authenticate(envelope, self.trust) for envelope in envelopes]
-        for fact in facts:
-            self._require_recordable(fact)
+        self._require_recordable(facts)
         with writing(self.engine) as connection:
             entries = _linked(connection, envelopes)
             _require_new(connection, entries)
@@ -73,16 +73,24 @@ class Ledger:
         self.heads.write(head, self._signer, self.trust)
         return head
 
-    def _require_recordable(self, fact: Authentic) -> None:
-        if isinstance(fact.read.fact, TreeHead):
-            raise RecordingError(
-                "a tree head is kept apart from the ledger that it speaks of; it is not recorded in it"
-            )
-        missing = [digest for digest, _ in fact.read.blobs if not self.store.has(digest)]
-        if missing:
-            raise RecordingError(
-                f"the {fact.read.predicate_type.short} rests on blob {missing[0]}, which is not stored; store it first"
-            )
+    def unrecorded(self, envelopes: Iterable[bytes]) -> list[bytes]:
+        """Return those envelopes that are not in the ledger yet, in their order."""
+        digests = {sha256(envelope): envelope for envelope in envelopes}
+        query = select(models.ledger.c.envelope_sha256).where(models.ledger.c.envelope_sha256.in_(list(digests)))
+        with reading(self.engine) as connection:
+            known = set(connection.scalars(query))
+        return [envelope for digest, envelope in digests.items() if digest not in known]
+
+    def _require_recordable(self, facts: Sequence[Authentic]) -> None:
+        """Every blob that a fact rests on must be stored, or be given up by a tombstone recorded with it."""
+        removed = {digest for fact in facts if isinstance(fact.read.fact, Tombstone) for digest in fact.read.fact.blobs}
+        for fact in facts:
+            if isinstance(fact.read.fact, TreeHead):
+                raise RecordingError("a tree head is kept apart from the ledger that it speaks of, not recorded in it")
+            for digest, _ in fact.read.blobs:
+                if digest not in removed and not self.store.has(digest):
+                    kind = fact.read.predicate_type.short
+                    raise RecordingError(f"the {kind} rests on blob {digest}, which is not stored; store it first")
 
 
 def rebuild(engine: Engine, trust: Trust) -> int:

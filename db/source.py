@@ -29,14 +29,9 @@ class StoredEvidence:
     """The ledger and its projections as one connection sees them."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self.ledger = read_identity(connection)
         self._runs: set[str] | None = None
-        self._identity = read_identity(connection)
-
-    @property
-    def ledger(self) -> str:
-        """Return the ledger's id."""
-        return self._identity
 
     def entries(self, after: int) -> Iterator[Entry]:
         """Yield the stored entries numbered above ``after``, in order."""
@@ -44,7 +39,7 @@ class StoredEvidence:
             query = select(*_COLUMNS).order_by(models.ledger.c.sequence).limit(_PAGE)
             if after:
                 query = query.where(models.ledger.c.sequence > after)
-            page = self._connection.execute(query).all()
+            page = self.connection.execute(query).all()
             yield from (_entry(row) for row in page)
             if len(page) < _PAGE:
                 return
@@ -52,19 +47,19 @@ class StoredEvidence:
 
     def entry(self, sequence: int) -> Entry | None:
         """Return one stored entry."""
-        row = self._connection.execute(select(*_COLUMNS).where(models.ledger.c.sequence == sequence)).one_or_none()
+        row = self.connection.execute(select(*_COLUMNS).where(models.ledger.c.sequence == sequence)).one_or_none()
         return None if row is None else _entry(row)
 
     def protections(self) -> Sequence[Finding]:
         """Return what is wrong with the triggers."""
-        return protections.check(self._connection)
+        return protections.check(self.connection)
 
     def disagreements(self, facts: Sequence[tuple[int, Authentic]], after: int, until: int | None) -> Sequence[Finding]:
         """Compare projected rows with what ``facts`` make of them."""
         if self._runs is None:
-            self._runs = known_runs(self._connection, until=after) if after else set()
+            self._runs = known_runs(self.connection, until=after) if after else set()
         expected = project(((sequence, authentic.read) for sequence, authentic in facts), self._runs)
-        return list(compare(self._connection, expected, after, until))
+        return list(compare(self.connection, expected, after, until))
 
 
 @contextmanager

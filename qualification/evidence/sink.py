@@ -25,10 +25,8 @@ class EvidenceSink(Protocol):
 class EvidenceSource(Protocol):
     """One unchanging view of a ledger and of what was derived from it, for verification."""
 
-    @property
-    def ledger(self) -> str:
-        """Return the ledger's id."""
-        ...
+    ledger: str
+    """The ledger's id."""
 
     def entries(self, after: int) -> Iterator[Entry]:
         """Yield the stored entries numbered above ``after``, in order."""

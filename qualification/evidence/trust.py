@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
@@ -25,6 +26,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from securesystemslib.signer import SSlibKey
 
 from qualification.errors import ConfigurationError
+from qualification.evidence.canonical import canonical_bytes
+from qualification.evidence.files import write_once
 from qualification.evidence.findings import Code, InvalidEvidence
 from qualification.records import Record, Stamp
 
@@ -136,6 +139,23 @@ def read_public_key(path: Path) -> TrustedKey:
         valid_from=content.valid_from,
         expires_at=content.expires_at,
     )
+
+
+def accept_public_key(folder: Path, key: TrustedKey) -> None:
+    """Trust another pipeline's key from now on; its id must have been compared with what its owner says it is."""
+    if key.use is not KeyUse.PIPELINE:
+        raise ConfigurationError(f"key {key.keyid} speaks for a person; add {key.owner} to {folder / PEOPLE_FILE}")
+    content = {
+        "keytype": "ed25519",
+        "scheme": "ed25519",
+        "keyval": {"public": key.public},
+        "owner": key.owner,
+        "valid_from": key.valid_from,
+        "expires_at": key.expires_at,
+    }
+    (folder / KEYS_FOLDER).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        write_once(folder / KEYS_FOLDER / f"{key.keyid}.json", canonical_bytes(content))
 
 
 def load_people(folder: Path) -> dict[str, Person]:

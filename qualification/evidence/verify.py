@@ -162,6 +162,11 @@ def _head_findings(head: TreeHead | None, size: int, now: datetime) -> Iterator[
             text=f"ends at {size}, but a tree head of size {head.size} was signed at {head.signed_at}",
             sequence=size + 1,
         )
+    yield from clock_findings(head, now)
+
+
+def clock_findings(head: TreeHead, now: datetime) -> Iterator[Finding]:
+    """Say when the clock is behind a tree head: it cannot judge what has expired."""
     if datetime.fromisoformat(head.signed_at) > now + CLOCK_TOLERANCE:
         yield Finding(
             code=Code.CLOCK_BEHIND,
