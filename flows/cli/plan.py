@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.exits import ExitCode, strongest
-from flows.progress import progress
+from flows.waiting import progress
 from trainer_rank.admission.decide import Outcome
 from trainer_rank.allocator.settings import require_supported
 from trainer_rank.devices.cards import Card, load_card

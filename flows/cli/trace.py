@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.exits import ExitCode, strongest
-from flows.progress import progress
+from flows.waiting import progress
 from trainer_rank.allocator.replay import ReplayResult, replay
 from trainer_rank.allocator.trace import Trace, load_trace
 from trainer_rank.errors import TraceError
