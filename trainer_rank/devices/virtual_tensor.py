@@ -284,6 +284,25 @@ def _factory(operator: Any) -> Callable[..., torch.Tensor]:
     return make
 
 
+def _fused_on_the_host() -> list[str]:
+    """Operators that the host runs as one and PyTorch takes apart on any other device.
+
+    Left apart (the backward of silu is one) they would round differently from the host and allocate what neither the
+    host nor a CUDA device allocates.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = torch._C._dispatch_get_all_op_names()
+    fused = [name for name in names if name.startswith("aten::") and has(name, "CompositeImplicitAutograd")]
+    return sorted(name.removeprefix("aten::") for name in fused if has(name, "CPU"))
+
+
+def _fused(name: str) -> Callable[..., Any]:
+    """Return a kernel that runs the operator whole; its presence is what keeps PyTorch from taking it apart."""
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(aten, packet), overload or "default")
+    return lambda *args, **kwargs: _run(operator, args, kwargs)
+
+
 def with_index(device: torch.device | None) -> torch.device:
     """Fill in the calling thread's current device where no index is named; other kinds of device stay."""
     if device is None or (device.type == DEVICE_TYPE and device.index is None):
@@ -334,6 +353,8 @@ def _register_backend() -> None:
     for name, operator in _FACTORIES.items():
         library.impl(name, _factory(operator), "Lazy")  # type: ignore[no-untyped-call]
     library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
+    for name in _fused_on_the_host():
+        library.impl(name, _fused(name), "Lazy")  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutogradLazy")  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
