@@ -21,6 +21,7 @@ class Announcer:
         self._on_event = on_event
         self._on_stage = on_stage
         self.failures = 0
+        self.last_stage = "start"
 
     def event(self, name: str, **values: object) -> None:
         """Hand on one event."""
@@ -30,7 +31,8 @@ class Announcer:
             self.failures += 1
 
     def stage(self, name: str) -> None:
-        """Hand on the beginning of a stage."""
+        """Hand on the beginning of a stage, and remember it."""
+        self.last_stage = name
         try:
             self._on_stage(name)
         except Exception:  # as above

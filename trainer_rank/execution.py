@@ -14,7 +14,6 @@ from itertools import accumulate
 import torch
 
 from trainer_rank.admission.ladder import Plan, Retention
-from trainer_rank.errors import InvalidInputError
 from trainer_rank.microbatch import RequestOutput
 from trainer_rank.models.protocol import ModelRuntime, PackedBatch, PackedOutputs
 from trainer_rank.packing import Subforward
@@ -96,6 +95,8 @@ class SubforwardRun:
         if leaves is None or not self.subforward.key.gradients:
             return
         gradients = [leaf.grad for leaf in leaves.tensors()]
+        for leaf in leaves.tensors():
+            leaf.grad = None
         if all(gradient is None for gradient in gradients):
             self._graph = None
             return
@@ -170,14 +171,8 @@ class PlanRun:
             self.outputs |= run.outputs()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Propagate ``loss``, a scalar made from the outputs; the last subforward first. Outputs are dropped."""
-        if loss.dim() != 0 or not loss.requires_grad:
-            raise InvalidInputError(
-                f"the loss is of shape {tuple(loss.shape)} and {'needs' if loss.requires_grad else 'has no'} gradient; "
-                "give a scalar made from the micro-batch's outputs"
-            )
+        """Propagate ``loss``, a scalar made from the outputs; the last subforward first; graphs are dropped."""
         loss.backward()  # type: ignore[no-untyped-call]
-        self.outputs = {}
         while self._runs:
             self._stage(f"backward/subforward/{len(self._runs) - 1}")
             self._runs.pop().backward()

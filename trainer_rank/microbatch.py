@@ -11,7 +11,7 @@ from trainer_rank.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-    from trainer_rank.admission.decide import Decision
+    from trainer_rank.admission.planner import Choice
     from trainer_rank.execution import PlanRun
 
 
@@ -26,13 +26,13 @@ class RequestOutput:
 class MicroBatch:
     """Requests that ran together. Its outputs live until the next micro-batch is asked for, or ``release()``.
 
-    ``step`` counts micro-batches of the rank from 0; ``decision`` says why it was admitted as it is. ``hold()`` keeps
+    ``step`` counts micro-batches of the rank from 0; ``choice`` says why it was admitted as it is. ``hold()`` keeps
     the outputs past the next admission, which then counts them as memory in use.
     """
 
-    def __init__(self, step: int, decision: Decision, run: PlanRun) -> None:
+    def __init__(self, step: int, choice: Choice, run: PlanRun) -> None:
         self.step = step
-        self.decision = decision
+        self.choice = choice
         self._run: PlanRun | None = run
         self._held = False
         self._consumed = False
@@ -65,11 +65,19 @@ class MicroBatch:
         if not self._held:
             self.release()
 
+    def check(self, loss: torch.Tensor) -> None:
+        """Raise InvalidInputError when ``loss`` cannot be propagated, before anything is lost."""
+        if self._consumed:
+            raise InvalidInputError(f"micro-batch {self.step} was propagated before; run its requests again")
+        if loss.dim() != 0 or not loss.requires_grad:
+            raise InvalidInputError(
+                f"the loss of micro-batch {self.step} has shape {tuple(loss.shape)} and "
+                f"{'a' if loss.requires_grad else 'no'} gradient; give a scalar made from its outputs"
+            )
+
     def consume(self, loss: torch.Tensor) -> None:
         """Propagate the caller's loss into the adapters' gradients, once; frees the graphs."""
         run = self._running("graphs")
-        if self._consumed:
-            raise InvalidInputError(f"micro-batch {self.step} was propagated before; run its requests again")
         self._consumed = True
         run.backward(loss)
 

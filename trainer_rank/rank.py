@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from trainer_rank import checkpoint
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.ladder import ladder
-from trainer_rank.admission.planner import Choice, choose
+from trainer_rank.admission.planner import Choice, Unit, choose
 from trainer_rank.admission.refusal import explain_refusal
 from trainer_rank.claims import Claims
 from trainer_rank.errors import AdmissionRefused, CheckpointError, InvalidInputError
@@ -26,6 +27,8 @@ from trainer_rank.packing import GroupKey, units
 from trainer_rank.policies import Policy
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
+from trainer_rank.reports.spool import Spool
+from trainer_rank.reports.witness import Witness
 from trainer_rank.requests import Request, shapes_of
 
 
@@ -41,7 +44,7 @@ class TrainerRank:
     """Runs requests of several adapter slots on one device within what the device can hold.
 
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
-    observed; ``on_stage`` of every stage as it begins. A failing observer never changes training.
+    observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class TrainerRank:
         optimizer: OptimizerSettings | None = None,
         on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
         on_stage: Callable[[str], None] = lambda _: None,
+        spool: Spool | None = None,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -62,10 +66,21 @@ class TrainerRank:
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
         self._probes = Probes(model, policy, self._announcer)
         self._claims = Claims(self._device, policy)
+        self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
+        self._broken: str | None = None
         self._current: MicroBatch | None = None
         self._steps = self._samples = self._backwards = 0
         self._closed = False
+
+    @property
+    def caller_step(self) -> str | None:
+        """What the caller calls its present step."""
+        return self._witness.caller_step
+
+    @caller_step.setter
+    def caller_step(self, name: str | None) -> None:
+        self._witness.caller_step = name
 
     def forward_micro_batches(
         self, requests: Sequence[Request], *, allow_oversize: bool = False
@@ -80,7 +95,7 @@ class TrainerRank:
         return self._micro_batches(dict(enumerate(requests)), list(units(shapes)), allow_oversize)
 
     def _micro_batches(
-        self, requests: Mapping[int, Request], pending: list[Any], allow_oversize: bool
+        self, requests: Mapping[int, Request], pending: list[Unit], allow_oversize: bool
     ) -> Iterator[MicroBatch]:
         try:
             while pending:
@@ -91,27 +106,31 @@ class TrainerRank:
         finally:
             self._expire()
 
-    def _admit(self, pending: list[Any], allow_oversize: bool) -> Choice:
-        training = {shape.slot for unit in pending for shape in unit if shape.gradients}
-        for slot in training:
-            self._optimizers[slot].prepare_gradients()
-        if self._probes.prepare(
-            {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
-        ):
-            self._claims.libraries_met()
-        budget, sample = self._sample(training)
-        choice = choose(pending, self._rungs, self._probes.forecaster(sample), budget, oversize=allow_oversize)
+    def _admit(self, pending: list[Unit], oversize: bool) -> Choice:
+        try:
+            choice = self._choose(pending, oversize)
+        except Exception as error:
+            self._witness.planning_failed(self._steps, pending[0], oversize, error)
+            raise
         if choice.plan is None:
+            self._witness.refused(self._steps, choice, pending[0], oversize)
             raise AdmissionRefused(explain_refusal(choice, pending[0]))
         return choice
 
-    def _sample(self, training: set[str]) -> tuple[Budget, Sample]:
+    def _choose(self, pending: list[Unit], oversize: bool) -> Choice:
+        shapes = [shape for unit in pending for shape in unit]
+        training = {shape.slot for shape in shapes if shape.gradients}
+        for slot in training:
+            self._optimizers[slot].prepare_gradients()
+        if self._probes.prepare({GroupKey(each.slot, each.gradients, each.hidden) for each in shapes}):
+            self._claims.libraries_met()
         self._samples += 1
         memory = self._device.memory_info()
         new_states = [each for slot, each in self._optimizers.items() if slot in training and not each.exists]
         claims = self._claims.now(sum(each.state_bytes for each in new_states))
-        sample = Sample(self._samples, memory, self._device.snapshot())
-        return Budget(self._samples, memory.free, memory.total, claims), sample
+        forecaster = self._probes.forecaster(Sample(self._samples, memory, self._device.snapshot()))
+        budget = Budget(self._samples, memory.free, memory.total, claims)
+        return choose(pending, self._rungs, forecaster, budget, oversize=oversize)
 
     def _forward(self, choice: Choice, requests: Mapping[int, Request]) -> MicroBatch:
         assert choice.plan is not None
@@ -119,25 +138,51 @@ class TrainerRank:
         self._device.reset_peaks()
         announce_forecast(self._announcer, step, choice)
         run = PlanRun(self._model, choice.plan, requests, self._announcer.stage)
-        micro_batch = MicroBatch(step, choice.decision, run)
+        micro_batch = MicroBatch(step, choice, run)
         self._current = micro_batch
-        with self._device.activate():
+        with self._executing(micro_batch):
             run.forward()
         return micro_batch
 
+    @contextmanager
+    def _executing(self, micro_batch: MicroBatch) -> Iterator[None]:
+        with self._device.activate(), self._witness.during(micro_batch.step, micro_batch.choice):
+            try:
+                yield
+            except BaseException:
+                micro_batch.release()
+                raise
+
     def backward(self, micro_batch: MicroBatch, loss: torch.Tensor) -> None:
-        """Propagate ``loss``, a scalar made from the micro-batch's outputs, into the adapters' gradients."""
+        """Propagate ``loss``, a scalar made from the micro-batch's outputs, into the adapters' gradients.
+
+        When it fails the gradients are incomplete: nothing can be stepped or saved until ``discard_gradients()``.
+        """
         self._require_open()
+        micro_batch.check(loss)
         slots = micro_batch.training_slots
-        with self._device.activate():
-            micro_batch.consume(loss)
+        try:
+            with self._executing(micro_batch):
+                micro_batch.consume(loss)
+        except BaseException:
+            self._broken = f"the backward of micro-batch {micro_batch.step} failed"
+            raise
         self._trained |= slots
         self._backwards += 1
         announce_observation(self._announcer, micro_batch.step, self._device)
+        self._witness.observed(micro_batch.step, micro_batch.choice)
+
+    def discard_gradients(self) -> None:
+        """Zero every gradient since the last step, and with them what a failed backward left."""
+        for optimizer in self._optimizers.values():
+            optimizer.clear_gradients()
+        self._trained.clear()
+        self._broken = None
 
     def optim_step(self) -> dict[str, SlotReport]:
         """Step the optimizer of every slot that had a backward since its last step, and zero its gradients."""
         self._require_open()
+        self._require_whole()
         with self._device.activate():
             reports = {slot: SlotReport(0, self._optimizers[slot].step()) for slot in sorted(self._trained)}
         self._trained.clear()
@@ -151,6 +196,7 @@ class TrainerRank:
         Raises CheckpointError when gradients wait for their step, or the group cannot be written.
         """
         self._require_open()
+        self._require_whole()
         if self._trained:
             raise CheckpointError(
                 f"slot {min(self._trained)} has gradients that were not stepped; call optim_step first"
@@ -181,6 +227,7 @@ class TrainerRank:
             optimizer.load(states[slot], steps[slot])
             optimizer.clear_gradients()
         self._trained.clear()
+        self._broken = None
         random = group.tensors.get("random", {})
         if "host" in random:
             restore(RandomState(random["host"], random.get("device")), self._device.torch_device)
@@ -207,6 +254,10 @@ class TrainerRank:
         if self._current is not None:
             self._current.expire()
             self._current = None
+
+    def _require_whole(self) -> None:
+        if self._broken is not None:
+            raise InvalidInputError(f"{self._broken}, so the gradients are incomplete; call discard_gradients first")
 
     def _require_open(self) -> None:
         if self._closed:

@@ -22,6 +22,7 @@ class Policy:
     caller_bytes_per_token: int
     probe_lengths: tuple[tuple[int, ...], ...]
     residual_per_million: int
+    report_error_percent: int
 
 
 def policy_names() -> tuple[str, ...]:
@@ -44,7 +45,7 @@ def parse_policy(document: bytes) -> Policy:
         raise InvalidInputError(f"policy document is not TOML: {error}") from error
     if content.pop("version", None) != 1:
         raise InvalidInputError("policy document is not of version 1; convert it")
-    admission, probing = _table(content, "admission"), _table(content, "probing")
+    admission, probing, reports = (_table(content, name) for name in ("admission", "probing", "reports"))
     policy = Policy(
         name=_text(content, "name"),
         sha256=hashlib.sha256(document).hexdigest(),
@@ -53,8 +54,9 @@ def parse_policy(document: bytes) -> Policy:
         caller_bytes_per_token=_count(admission, "caller_bytes_per_token"),
         probe_lengths=tuple(_lengths(each) for each in probing.pop("lengths", ())),
         residual_per_million=_count(probing, "residual_per_million"),
+        report_error_percent=_count(reports, "error_percent"),
     )
-    left = [*content, *admission, *probing]
+    left = [*content, *admission, *probing, *reports]
     if left:
         raise InvalidInputError(f"policy {policy.name}: unknown setting {left[0]}; remove it")
     if not policy.ladder or len(policy.probe_lengths) < 3:
