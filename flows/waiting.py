@@ -31,13 +31,13 @@ def progress(names: Sequence[str]) -> Iterator[list[int]]:
 
 def _show(names: Sequence[str], position: list[int], finished: threading.Event) -> None:
     started = time.monotonic()
-    wait = PATIENCE_S
-    while not finished.wait(wait):
-        wait = REFRESH_S
+    shown = False
+    while not finished.wait(REFRESH_S if shown else PATIENCE_S):
+        shown = True
         done = position[0]
         bar = ("#" * (20 * done // len(names))).ljust(20, ".")
         seconds = time.monotonic() - started
         sys.stderr.write(f"\r[{bar}] {done}/{len(names)}, {seconds:.0f} s: {names[done]}\033[K")
         sys.stderr.flush()
-    if wait != PATIENCE_S:
+    if shown:
         sys.stderr.write("\r\033[K")

@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +137,11 @@ def test_other_allocator_settings_are_refused_by_name(
     assert captured.out == "" and f"{variable}={setting}" in captured.err
 
 
-def test_planning_starts_fast_and_without_torch() -> None:
-    """The best of three new processes, as a person at the keyboard feels it."""
+def test_planning_imports_neither_torch_nor_prefect() -> None:
+    """What keeps its start fast; `python -m bench startup` measures how fast."""
     program = (
         "import sys; from flows.cli.main import execute; code = execute(['plan', 'incident-b']); "
         "sys.exit(code != 4 or 'torch' in sys.modules or 'prefect' in sys.modules)"
     )
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-        seconds.append(time.monotonic() - start)
-        assert done.returncode == 0, done.stderr
-    assert min(seconds) < 0.5
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr

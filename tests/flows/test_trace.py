@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -68,18 +66,12 @@ def test_people_get_a_table_and_the_reason(capsys: pytest.CaptureFixture[str]) -
     assert "segment_map" in out[4]
 
 
-def test_the_command_starts_fast_and_without_torch() -> None:
-    """The best of three starts of a new process, as a reader at the keyboard feels it."""
+def test_the_command_imports_neither_torch_nor_prefect() -> None:
+    """What keeps its start fast; `python -m bench startup` measures how fast."""
     program = (
         "import sys; from flows.cli.main import execute; "
         f"code = execute(['trace', 'check', {str(CASES / 'A16_zero_bytes.json')!r}]); "
         "sys.exit(code or 'torch' in sys.modules or 'prefect' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
-        seconds.append(time.monotonic() - start)
-        assert done.returncode == 0, done.stderr
-    assert min(seconds) < 0.5
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
