@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import io
+import os
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import msgspec
 import pytest
@@ -14,6 +17,7 @@ from securesystemslib.signer import CryptoSigner
 
 from db.deciding import Case, examine
 from db.ledger import Ledger
+from flows.cli.main import execute
 from qualification.evidence.canonical import sha256
 from qualification.evidence.signing import sign
 from qualification.evidence.statements import Fact, statement
@@ -76,6 +80,14 @@ keys = ["{viewer}"]
 NAMES = ("ada", "bo", "author", "viewer", "stranger")
 
 
+class Said(NamedTuple):
+    """What a command answered."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 class Recorded:
     """An installation with people; the private key of each lies in ``keys/<name>``, in OpenSSH's form."""
 
@@ -107,16 +119,17 @@ class Recorded:
         place = self.workplace
         return examine(place.engine, place.store, place.trust, run=run, address=address)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run ``qualify`` as a person would, in this installation."""
-        return subprocess.run(
-            [sys.executable, "-c", "from flows.cli.main import main; main()", *arguments],
-            env=self.workplace.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+    def command(self, *arguments: str) -> Said:
+        """Run a ``qualify`` command line in this installation; in this process, which starts no interpreter."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        with (
+            mock.patch.dict(os.environ, self.workplace.environment),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = execute(arguments)
+        written = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        return Said(int(code), *written)
 
     def append(self, *facts: Fact, source: Subject | None = None) -> list[int]:
         """Sign facts with the pipeline's key, append them, seal the ledger, and return their sequences."""
