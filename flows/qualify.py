@@ -13,7 +13,7 @@ from flows.perform import assign, new_run, perform
 from flows.permission import require_permission
 from flows.progress import shared
 from flows.recorder import Recorder
-from flows.request import DEFAULT_TIMEOUT_SECONDS, read_request, validate
+from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, read_request, validate
 from flows.resolve import resolve
 from flows.summary import Summary, markdown, rows_of, summarise
 from qualification.execution.supervision import Limits
@@ -32,6 +32,7 @@ def qualify(
     parameters: dict[str, int | str] | None = None,
     requested_by: str | None = None,
     timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS,
+    grace_seconds: int = DEFAULT_GRACE_SECONDS,
 ) -> dict[str, Any]:
     """Qualify a policy of one exact source and return the run's summary; parameters are those of ``flows.request``."""
     given = {
@@ -45,6 +46,7 @@ def qualify(
         "parameters": parameters or {},
         "requested_by": requested_by,
         "timeout_seconds": timeout_seconds,
+        "grace_seconds": grace_seconds,
     }
     request, document = validate(read_request(given))
     progress = shared()
@@ -55,7 +57,8 @@ def qualify(
     try:
         progress.stage("permission", require_permission(resolved, recorder))
         assignment = assign(request, document, resolved, recorder, new_run())
-        done = perform(assignment, recorder, progress, limits=Limits(wall_seconds=request.timeout_seconds))
+        limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
+        done = perform(assignment, recorder, progress, limits=limits)
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()

@@ -14,13 +14,15 @@ from qualification.records import Figure, Ground
 from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
 
 DEFAULT_TIMEOUT_SECONDS = 3600
+DEFAULT_GRACE_SECONDS = 30
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One qualification: which source, which policy, what to run, on which ground, under which gate rules.
 
     ``head`` and ``repository`` absent mean the checkout that trainer_rank is imported from. ``workloads`` empty means
-    those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds each.
+    those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds
+    each, and ``grace_seconds`` is the wait between TERM and KILL at the end.
     """
 
     head: str | None = None
@@ -33,6 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parameters: dict[str, Figure] = {}
     requested_by: str | None = None
     timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_TIMEOUT_SECONDS
+    grace_seconds: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_GRACE_SECONDS
 
 
 def read_request(given: Mapping[str, object]) -> Request:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.orchestrator import describe, prepare, without_heartbeat
 from flows.progress import shared
-from flows.request import DEFAULT_TIMEOUT_SECONDS, Request, parse_parameters, validate
+from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, parse_parameters, validate
 from flows.summary import Summary, as_dict, table
 from qualification.records import Ground
 
@@ -30,6 +30,7 @@ def command(
         list[str] | None, typer.Option(help="NAME=VALUE for every workload; may be repeated.", metavar="NAME=VALUE")
     ] = None,
     timeout: Annotated[int, typer.Option(help="Seconds that each workload may take.", min=1)] = DEFAULT_TIMEOUT_SECONDS,
+    grace: Annotated[int, typer.Option(help="Seconds between TERM and KILL.", min=0)] = DEFAULT_GRACE_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Qualify a policy: run workloads, prove cleanup, record evidence, ask the gate.
@@ -58,6 +59,7 @@ def command(
             rules=rules,
             parameters=parse_parameters(parameter or ()),
             timeout_seconds=timeout,
+            grace_seconds=grace,
         )
     )
     summary = run_flow(request)
