@@ -1,6 +1,8 @@
 """The questions people ask, on both databases, by function and by SQL view."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -191,3 +193,18 @@ def test_every_view_is_there_and_none_names_a_column_like_the_chain_s(connection
     for name in views.VIEWS:
         columns = connection.execute(text(f"SELECT * FROM {name}")).keys()
         assert not [column for column in columns if column.startswith("prev")]
+
+
+def test_the_documented_sql_and_python_work_as_they_are_printed(
+    book: Recorded, connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
+    for statements in re.findall(r"```sql\n(.*?)```", page, re.DOTALL):
+        for statement in statements.split(";\n"):
+            if statement.strip():
+                connection.execute(text(statement)).all()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for name, value in book.workplace.environment.items():
+        monkeypatch.setenv(name, value)
+    exec(compile(program, "docs/queries.md", "exec"), {})
+    assert capsys.readouterr().out.startswith(f"run-2 {COMMIT} ")
