@@ -21,7 +21,7 @@ from qualification.approvals import Word, weigh
 from qualification.errors import ConfigurationError, TamperedError, UnknownError
 from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.blobs import BlobStore
-from qualification.evidence.canonical import evidence_root
+from qualification.evidence.canonical import evidence_root, is_root_of_first
 from qualification.evidence.findings import InvalidEvidence
 from qualification.evidence.heads import TreeHeads
 from qualification.evidence.signing import utc_now
@@ -197,18 +197,17 @@ def replay(connection: Connection, sequence: int, trust: Trust) -> Replayed:
                 ruling = decide_again(recorded)
             except msgspec.ValidationError as error:
                 raise UnknownError(f"the decision at sequence {sequence} is of another version: {error}") from None
-            return Replayed(recorded, ruling, tuple(_differences(connection, recorded, ruling)))
+            return Replayed(recorded, ruling, tuple(_differences(connection, sequence, recorded, ruling)))
     raise UnknownError(f"sequence {sequence} of the ledger holds no decision that can be opened")
 
 
-def _differences(connection: Connection, recorded: AdoptionDecision, ruling: Ruling) -> Iterator[str]:
+def _differences(connection: Connection, decided_at: int, recorded: AdoptionDecision, ruling: Ruling) -> Iterator[str]:
     for name in ("decision", "row", "reasons"):
         if (then := getattr(recorded, name)) != (again := getattr(ruling, name)):
             yield f"{name} was {then}, is {again}"
-    entries = queries.entries_of(connection, recorded.run)
-    root = evidence_root([digest for sequence, digest, _ in entries if sequence <= recorded.ledger_size])
-    if root != recorded.evidence_root:
-        yield f"evidence root was {recorded.evidence_root}, is {root}"
+    before = [digest for sequence, digest, _ in queries.entries_of(connection, recorded.run) if sequence < decided_at]
+    if not is_root_of_first(recorded.evidence_root, before):
+        yield f"evidence root was {recorded.evidence_root}, is {evidence_root(before)}"
 
 
 def _opened(entries: Iterable[tuple[int, str, bytes]], trust: Trust) -> Iterator[tuple[int, Authentic]]:

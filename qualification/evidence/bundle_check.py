@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.bundle import Bundle
-from qualification.evidence.canonical import evidence_root, sha256
+from qualification.evidence.canonical import is_root_of_first, sha256
 from qualification.evidence.chain import entry_hash, genesis_hash
 from qualification.evidence.findings import Code, Finding, InvalidEvidence
 from qualification.evidence.trust import Trust
@@ -134,9 +134,8 @@ def _completeness(bundle: Bundle, facts: dict[int, Authentic]) -> Iterator[Findi
         if isinstance(fact.read.fact, WorkloadResult | Receipt)
     }
     for sequence, fact in facts.items():
+        before = [digest for at, digest in evidence.items() if at < sequence]
         made = fact.read.fact
-        if isinstance(made, AdoptionDecision):
-            root = evidence_root([digest for at, digest in evidence.items() if at <= made.ledger_size])
-            if root != made.evidence_root:
-                text = "does not hold all the evidence that this decision was made on"
-                yield Finding(code=Code.BUNDLE, place="decision", text=text, sequence=sequence)
+        if isinstance(made, AdoptionDecision) and not is_root_of_first(made.evidence_root, before):
+            text = "does not hold all the evidence that this decision was made on"
+            yield Finding(code=Code.BUNDLE, place="decision", text=text, sequence=sequence)

@@ -55,6 +55,11 @@ def evidence_root(digests: Sequence[str]) -> str:
     return sha256(canonical_bytes(list(digests)))
 
 
+def is_root_of_first(root: str, digests: Sequence[str]) -> bool:
+    """Whether ``root`` stands for the first so many of ``digests``: what there was when it was taken."""
+    return any(evidence_root(digests[:count]) == root for count in range(len(digests), -1, -1))
+
+
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
