@@ -15,11 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from sqlalchemy import func, select
 
-from db.leases import DatabaseLeaseStore
+from db.engine import reading
+from db.models import workload_results
 from flows.progress import Progress
 from flows.recorder import Recorder
-from flows.recovering import record_recovered
+from flows.recovering import recovery_with
 from flows.request import Request
 from flows.resolve import Resolved
 from flows.workload import result, run_workload
@@ -33,7 +35,6 @@ from qualification.execution.identity import myself
 from qualification.execution.inventory import requested, require_known, take_inventory
 from qualification.execution.leases import LeaseRequest
 from qualification.execution.probes.gpus import GpuReader
-from qualification.execution.recovery import Recovery
 from qualification.execution.supervision import Limits
 from qualification.home import home
 from qualification.records import Ground, Receipt, Verdict, WorkloadResult
@@ -63,7 +64,7 @@ def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder:
     source = resolved.checkout or home() / WORKTREES / run
     assignment = Assignment(
         run=run,
-        attempt=1,
+        attempt=_next_attempt(recorder, resolved),
         started_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         subject=resolved.subject,
         policy=resolved.policy,
@@ -79,6 +80,16 @@ def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder:
     recorder.document(resolved.policy_document)
     save_assignment(assignment, attempt_folder(assignment))
     return assignment
+
+
+def _next_attempt(recorder: Recorder, resolved: Resolved) -> int:
+    """Count on from the attempts recorded of this commit and policy, whichever runs they belong to."""
+    columns = workload_results.c
+    query = select(func.max(columns.attempt)).where(
+        columns.commit == resolved.subject.commit, columns.policy == resolved.policy.name
+    )
+    with reading(recorder.engine) as connection:
+        return (connection.execute(query).scalar_one() or 0) + 1
 
 
 def attempt_folder(assignment: Assignment) -> Path:
@@ -103,9 +114,9 @@ def perform(
     with GpuReader() as reader:
         attempt = _attempt(assignment, recorder, reader, progress, priority)
         with _receipted(attempt, done, recorder, progress):
+            attempt.begin()
             if assignment.store is not None:
                 create_worktree(Path(assignment.store), assignment.subject.commit, Path(assignment.source))
-            attempt.begin()
             for name in assignment.workloads:
                 progress.stage("workload", name)
                 say = _teller(name, progress)
@@ -136,8 +147,7 @@ def _attempt(
 def _lease(
     assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
 ) -> HeldLeases:
-    store = DatabaseLeaseStore(recorder.engine)
-    recovery = Recovery(store, reader, lambda manifest, receipt: record_recovered(recorder, manifest, receipt))
+    recovery = recovery_with(recorder, reader)
     request = LeaseRequest(
         run=assignment.run,
         attempt=assignment.attempt,
@@ -149,7 +159,7 @@ def _lease(
         priority=priority,
     )
     return acquire(
-        store,
+        recovery.store,
         request,
         reader=reader,
         recover=recovery.holding,

@@ -9,6 +9,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from db.deciding import examine
+from flows.cancellation import cancellation
 from flows.perform import assign, new_run, perform
 from flows.permission import require_permission
 from flows.progress import shared
@@ -58,7 +59,7 @@ def qualify(
         progress.stage("permission", require_permission(resolved, recorder))
         assignment = assign(request, document, resolved, recorder, new_run())
         limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
-        done = perform(assignment, recorder, progress, limits=limits)
+        done = perform(assignment, recorder, progress, limits=limits, cancelled=cancellation())
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()

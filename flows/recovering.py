@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from sqlalchemy import select
@@ -21,9 +23,18 @@ from qualification.records import Receipt, Verdict
 REASON = "the pipeline was killed before this workload had a result"
 
 
-def recovery(reader: GpuReader) -> Recovery:
-    """Return what recovers killed attempts with the evidence database; opens it for writing."""
+@contextmanager
+def recovery(reader: GpuReader) -> Iterator[Recovery]:
+    """Give what recovers killed attempts with the evidence database, opened for writing meanwhile."""
     recorder = Recorder()
+    try:
+        yield recovery_with(recorder, reader)
+    finally:
+        recorder.close()
+
+
+def recovery_with(recorder: Recorder, reader: GpuReader) -> Recovery:
+    """Return what recovers killed attempts into the ledger of ``recorder``."""
     store = DatabaseLeaseStore(recorder.engine)
     return Recovery(store, reader, lambda manifest, receipt: record_recovered(recorder, manifest, receipt))
 

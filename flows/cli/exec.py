@@ -99,7 +99,8 @@ def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, 
 def _recover(holding: Holding, reader: GpuReader) -> str | None:
     from flows.recovering import recovery  # heavy, and rarely needed: only when somebody else's lease expired
 
-    return recovery(reader).holding(holding)
+    with recovery(reader) as recovering:
+        return recovering.holding(holding)
 
 
 def _answer(receipt: Receipt, outcome: Outcome | None, as_json: bool) -> int:

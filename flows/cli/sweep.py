@@ -31,8 +31,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
       qualify sweep
       qualify sweep --json | jq '.attempts[].receipt.status'
     """
-    with GpuReader() as reader:
-        swept = recovery(reader).sweep(home() / "runs")
+    with GpuReader() as reader, recovery(reader) as recovering:
+        swept = recovering.sweep(home() / "runs")
     if as_json:
         attempts = [{"folder": str(item.folder), "receipt": item.receipt, "reason": item.reason} for item in swept]
         typer.echo(msgspec.json.encode({"schema": SCHEMA, "attempts": attempts}))

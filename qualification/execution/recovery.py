@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class Recovery:
         held = HeldLeases(self.store, leases)
         outcomes = [_outcome(path) for path in census_folders([folder])]
         manifest = manifest or _nothing_started(mine[0])
+        if manifest.worktree is not None:
+            shutil.rmtree(manifest.worktree, ignore_errors=True)  # the receipt says whether it is gone
         receipt = take_receipt(
             _footprint(manifest, folder, outcomes, held),
             gpus=GpuWatch.resume(self.reader, self._baselines(manifest, held)),
