@@ -123,9 +123,11 @@ class CachingAllocator:
         return handle
 
     def free(self, handle: int) -> None:
-        """Free a block that no other stream uses."""
-        self.request_free(handle)
-        self.complete_free(handle)
+        """Free a block that no other stream uses: request and completion at once."""
+        if self._state[handle] != _ALLOCATED:
+            raise InvalidInputError(f"block {handle} is not allocated; it cannot be freed")
+        self.allocated -= self._size[handle]
+        self._release_block(handle)
 
     def request_free(self, handle: int) -> None:
         """Count the block as free of its owner; it stays out of the pool until :meth:`complete_free`."""
@@ -270,13 +272,14 @@ class CachingAllocator:
         address = self._address[handle] + size
         index = self._pool_of[handle]
         rest = self._new_block(address, remainder, index)
-        after = self._next[handle]
+        following, preceding = self._next, self._previous
+        after = following[handle]
         self._size[handle] = size
-        self._next[handle] = rest
-        self._previous[rest] = handle
-        self._next[rest] = after
+        following[handle] = rest
+        following[rest] = after
+        preceding[rest] = handle
         if after != _NONE:
-            self._previous[after] = rest
+            preceding[after] = rest
         pool = self._pools[index]
         key = remainder << _ADDRESS_BITS | address
         at = bisect_left(pool.keys, key, 0, at)
@@ -284,29 +287,40 @@ class CachingAllocator:
         pool.handles.insert(at, rest)
 
     def _release_block(self, handle: int) -> None:
+        """Make a block free, merged with the free blocks on either side; the lowest handle of them survives."""
         pool = self._pools[self._pool_of[handle]]
-        sizes, states = self._size, self._state
-        before, after = self._previous[handle], self._next[handle]
+        keys, handles = pool.keys, pool.handles
+        sizes, states, addresses = self._size, self._state, self._address
+        following, preceding = self._next, self._previous
+        size = sizes[handle]
+        before, after = preceding[handle], following[handle]
         if before != _NONE and states[before] == _FREE:
-            self._remove(before, pool)
-            sizes[before] += sizes[handle]
-            self._next[before] = after
+            length = sizes[before]
+            at = bisect_left(keys, length << _ADDRESS_BITS | addresses[before])
+            del keys[at], handles[at]
+            size += length
+            following[before] = after
             if after != _NONE:
-                self._previous[after] = before
+                preceding[after] = before
             states[handle] = _VACANT
             self._vacant.append(handle)
             handle = before
         if after != _NONE and states[after] == _FREE:
-            self._remove(after, pool)
-            sizes[handle] += sizes[after]
-            beyond = self._next[after]
-            self._next[handle] = beyond
+            length = sizes[after]
+            at = bisect_left(keys, length << _ADDRESS_BITS | addresses[after])
+            del keys[at], handles[at]
+            size += length
+            beyond = following[handle] = following[after]
             if beyond != _NONE:
-                self._previous[beyond] = handle
+                preceding[beyond] = handle
             states[after] = _VACANT
             self._vacant.append(after)
         states[handle] = _FREE
-        self._insert(handle, pool)
+        sizes[handle] = size
+        key = size << _ADDRESS_BITS | addresses[handle]
+        at = bisect_left(keys, key)
+        keys.insert(at, key)
+        handles.insert(at, handle)
 
     def _insert(self, handle: int, pool: _Pool) -> None:
         key = self._size[handle] << _ADDRESS_BITS | self._address[handle]

@@ -59,7 +59,8 @@ def simulate(
     allocator.reset_peaks()
     allocated, reserved = Peak(allocator.allocated, -1), Peak(allocator.reserved, -1)
     high, top = allocated.size, reserved.size
-    malloc, request, complete = allocator.malloc, allocator.request_free, allocator.complete_free
+    malloc, release = allocator.malloc, allocator.free
+    request, complete = allocator.request_free, allocator.complete_free
     allocate, free, request_only, complete_only = (
         Action.ALLOCATE, Action.FREE, Action.REQUEST_FREE, Action.COMPLETE_FREE
     )  # fmt: skip
@@ -74,9 +75,7 @@ def simulate(
                 reserved = Peak(top, index)
         elif action is free:
             if subject in handles:
-                handle = handles.pop(subject)
-                request(handle)
-                complete(handle)
+                release(handles.pop(subject))
         elif action is request_only:
             if subject in handles:
                 request(handles[subject])
