@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import groupby, pairwise
 from pathlib import Path as FilePath
 
@@ -122,7 +123,7 @@ def _place(features: Mapping[str, int]) -> list[int]:
 
 
 def _across(drafts: Sequence[_Draft]) -> Iterable[tuple[_Draft, _Draft]]:
-    """Pair each path with the one of every other topology that was seen at the nearest number of tokens."""
+    """Pair each path with the one of every other topology that was seen at the nearest ratio of tokens."""
     for draft in drafts:
         others: dict[tuple[int, int], list[_Draft]] = {}
         for other in drafts:
@@ -132,9 +133,11 @@ def _across(drafts: Sequence[_Draft]) -> Iterable[tuple[_Draft, _Draft]]:
             yield draft, min(candidates, key=lambda other: _distance(draft, other))
 
 
-def _distance(left: _Draft, right: _Draft) -> int:
-    name = TOKENS if TOKENS in left.passes[0].features and TOKENS in right.passes[0].features else PACKED_TOKENS
-    return min(abs(a.features[name] - b.features[name]) for a in left.passes for b in right.passes)
+def _distance(left: _Draft, right: _Draft) -> Fraction:
+    """Return the least ratio of tokens between a recording of one and of the other."""
+    pairs = [(a.features, b.features) for a in left.passes for b in right.passes]
+    name = TOKENS if all(TOKENS in each for pair in pairs for each in pair) else PACKED_TOKENS
+    return min(Fraction(max(a[name], b[name], 1), max(min(a[name], b[name]), 1)) for a, b in pairs)
 
 
 Node = tuple[int, int]
@@ -211,7 +214,8 @@ class _Alike:
         left, right = self._samples(0, ours.subject), self._samples(1, theirs.subject)
         key = tuple(size for _, size in left), tuple(size for _, size in right)
         if key not in self.known:
-            self.known[key] = one_rule(left, right)
+            contexts = self.left.passes[0].context, self.right.passes[0].context
+            self.known[key] = one_rule(left, right) or _shared_out(left, right, contexts)
         return self.known[key]
 
     def _samples(self, side: int, subject: int) -> tuple[Sample, ...]:
@@ -234,6 +238,12 @@ def one_rule(left: Sequence[Sample], right: Sequence[Sample]) -> bool:
             if _predicts(name, left, right) or _predicts(name, right, left):
                 return True
     return False
+
+
+def _shared_out(left: Sequence[Sample], right: Sequence[Sample], contexts: tuple[int, int]) -> bool:
+    """Tell whether both are one constant that is shared out over the context ranks of either topology."""
+    wholes = {size * contexts[0] for _, size in left} | {size * contexts[1] for _, size in right}
+    return len(wholes) == 1
 
 
 def _predicts(name: str, known: Sequence[Sample], asked: Sequence[Sample]) -> bool:

@@ -28,7 +28,7 @@ LARGEST_FILE = 256 << 20
 def save_tape(tape: Tape, path: str | FilePath) -> None:
     """Write ``tape`` to ``path``; an existing file is replaced whole or not at all."""
     path = FilePath(path)
-    text = json.dumps(_document(tape), separators=(",", ":"), sort_keys=True).encode()
+    text = json.dumps(document(tape), separators=(",", ":"), sort_keys=True).encode()
     whole = path.with_name(f".{path.name}.partial")
     try:
         whole.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
@@ -48,11 +48,11 @@ def load_tape(path: str | FilePath, *, target: Mapping[str, str] | None = None) 
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = _unpacked(data)
-        document = json.loads(data.decode())
+        read = json.loads(data.decode())
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TapeError(f"{path}: not readable as a tape ({error})") from None
     try:
-        tape = _tape(document)
+        tape = _tape(read)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TapeError(f"{path}: not a tape ({error!r})") from None
     for name, wanted in (target or {}).items():
@@ -70,7 +70,8 @@ def _unpacked(data: bytes) -> bytes:
     return text
 
 
-def _document(tape: Tape) -> dict[str, Any]:
+def document(tape: Tape) -> dict[str, Any]:
+    """Return the content of the file of ``tape``."""
     return {
         "schema": SCHEMA,
         "version": VERSION,

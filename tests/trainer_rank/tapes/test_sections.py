@@ -12,7 +12,11 @@ BOUNDARY = rows(4096)
 
 
 def path_of(layers: int):
-    return fit([record(layered(layers, SIZES, BOUNDARY), {"packed_tokens": n}) for n in (256, 512, 4096)]).parts[0].paths[0]
+    return (
+        fit([record(layered(layers, SIZES, BOUNDARY), {"packed_tokens": n}) for n in (256, 512, 4096)])
+        .parts[0]
+        .paths[0]
+    )
 
 
 @pytest.mark.parametrize("count", [3, 5, 12, 40])
@@ -25,9 +29,7 @@ def test_a_path_with_more_layers_is_the_path_recorded_with_them(count: int) -> N
 
 
 def test_forty_layers_are_forecast_exactly_from_four() -> None:
-    tape = fit(
-        [record(layered(4, SIZES, BOUNDARY), {"packed_tokens": n, "layers": 4}) for n in (256, 512, 4096)]
-    )
+    tape = fit([record(layered(4, SIZES, BOUNDARY), {"packed_tokens": n, "layers": 4}) for n in (256, 512, 4096)])
     target = record(layered(40, SIZES, BOUNDARY), {"packed_tokens": 1000})
     made = forecast(tape, {"packed_tokens": 1000}, target.before, layers=40)
     assert made.status is Status.EXTRAPOLATED
