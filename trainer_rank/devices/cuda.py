@@ -133,7 +133,7 @@ class CudaDevice:
     def record(self) -> Iterator[TraceRecording]:
         """Record allocator events inside the context and start new peaks; one recording at a time in the process.
 
-        Keeps no stacks. ``trace()`` raises TraceError when the buffer wrapped.
+        Keeps no stacks. ``trace()`` raises TraceError when the buffer wrapped; the next recording has a larger one.
         """
         if self._recording is not None:
             raise UnsupportedError(f"{self.name} is being recorded already; one recording at a time")
@@ -187,10 +187,11 @@ class CudaDevice:
     def _finish(self, recording: TraceRecording, events: list[Event], counted: int) -> None:
         seen = sum(event.action in _COUNTED for event in events)
         if seen != counted:
+            held, self._history_entries = self._history_entries, 4 * counted
             recording.fail(
                 TraceError(
                     f"the history holds {seen} of {counted} allocations and frees: the buffer of "
-                    f"{self._history_entries} entries wrapped; record again with a larger one"
+                    f"{held} entries wrapped; record again, it has been enlarged"
                 )
             )
             return

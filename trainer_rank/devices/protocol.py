@@ -40,6 +40,10 @@ class Recording(Protocol):
     def mark(self, stage: str) -> None:
         """Attribute the events that follow to ``stage`` (slash-separated, for example ``forward/layer/3``)."""
 
+    @property
+    def outside(self) -> tuple[tuple[str, int], ...]:
+        """Bytes outside PyTorch's allocator (physical minus reserved) at the start and at the end of each phase."""
+
     def trace(self) -> Trace:
         """Return the recorded events with the snapshots before and after, and the marks."""
 

@@ -1,0 +1,77 @@
+"""Recordings of a steady state: a pass is recorded until it repeats, and what disturbed it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+
+from trainer_rank.allocator.trace import Trace
+from trainer_rank.devices.protocol import Device, Recording
+from trainer_rank.errors import TraceError
+
+_SEGMENTS = ("segment_alloc", "segment_free")
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A recording equal to the one before it.
+
+    ``outside``: bytes outside PyTorch's allocator at the start and at the end of each phase; ``passes``: how often the
+    work ran; ``disturbances``: why earlier recordings were not used, in order.
+    """
+
+    trace: Trace
+    outside: tuple[tuple[str, int], ...]
+    passes: int
+    disturbances: tuple[str, ...]
+
+
+def record_steady(device: Device, run: Callable[[Recording], None], *, most_passes: int = 5) -> Steady:
+    """Record ``run`` until a pass agrees with the one before and leaves nothing behind; two passes when all is quiet.
+
+    ``run`` does the same work each time and marks its stages on the recording it is handed. Raises TraceError with the
+    reasons when no two passes agree within ``most_passes``.
+    """
+    disturbances: list[str] = []
+    before: Trace | None = None
+    for number in range(1, most_passes + 1):
+        with device.record() as recording:
+            run(recording)
+            device.synchronize()
+        try:
+            trace = recording.trace()
+        except TraceError as error:
+            before = None
+            disturbances.append(f"pass {number}: {error}")
+            continue
+        reason = _disturbance(trace, before, recording.outside) if before is not None else None
+        if before is not None and reason is None:
+            return Steady(trace, recording.outside, number, tuple(disturbances))
+        if reason is not None:
+            disturbances.append(f"pass {number}: {reason}")
+        before = trace
+    raise TraceError(f"no two of {most_passes} passes on {device.name} agree: {'; '.join(disturbances)}")
+
+
+def _disturbance(trace: Trace, before: Trace, outside: tuple[tuple[str, int], ...]) -> str | None:
+    """Say what sets this pass apart from the one before it; None when they agree."""
+    for (_, earlier), (phase, later) in pairwise(outside):
+        if later != earlier:
+            return f"{later - earlier:+d} B outside PyTorch's allocator in {phase}: a library was loaded or let go"
+    for index, (ours, theirs) in enumerate(zip_longest(_work(trace), _work(before))):
+        if ours != theirs:
+            return (
+                f"allocation event {index} is {_told(ours)} after {_told(theirs)}: autotuning, or a cache being filled"
+            )
+    left = trace.after.allocated - trace.before.allocated if trace.after is not None else 0
+    return f"{left} B were left behind: a cache being filled, or a leak" if left else None
+
+
+def _work(trace: Trace) -> list[tuple[str, int, int]]:
+    """What the pass asked of the allocator; which segments served it depends on what was cached."""
+    return [(e.action, e.size, e.stream) for e in trace.events if e.action not in _SEGMENTS]
+
+
+def _told(row: tuple[str, int, int] | None) -> str:
+    return "nothing" if row is None else f"{row[0]} of {row[1]} B on stream {row[2]}"
