@@ -328,14 +328,10 @@ class CachingAllocator:
         pool.keys.insert(at, key)
         pool.handles.insert(at, handle)
 
-    def _remove(self, handle: int, pool: _Pool) -> None:
-        at = bisect_left(pool.keys, self._size[handle] << _ADDRESS_BITS | self._address[handle])
-        del pool.keys[at]
-        del pool.handles[at]
-
     def _give_back(self, handle: int, pool: _Pool) -> None:
-        self._remove(handle, pool)
         size = self._size[handle]
+        at = bisect_left(pool.keys, size << _ADDRESS_BITS | self._address[handle])
+        del pool.keys[at], pool.handles[at]
         del self._heads[handle]
         self._state[handle] = _VACANT
         self._vacant.append(handle)

@@ -84,6 +84,7 @@ class _Planner:
     ) -> None:
         self.batch = batch
         self.card = card
+        self.tape = tape
         self.policy = policy
         self.assumptions = assumptions
         self.target = Target(batch.context)
@@ -190,7 +191,11 @@ class _Planner:
         recorded = f"recorded passes of {self.base.part.layers} layers at context parallel size {self.batch.context}"
         added = f", and by assumption {', '.join(each.name for each in self.assumed)}" if self.assumed else ""
         left = f"; without {', '.join(self.uncovered)}" if self.uncovered else ""
-        return recorded + added + left
+        return recorded + self._elsewhere() + added + left
+
+    def _elsewhere(self) -> str:
+        recorded_on = self.tape.provenance.get("card", "an unstated card")
+        return "" if recorded_on == self.card.name else f" on card {recorded_on}"
 
 
 def _base(tape: Tape, target: Target, widest: int) -> Base | None:

@@ -13,7 +13,7 @@ from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.outofmemory import OutOfMemory
 from trainer_rank.allocator.replay import replay
 from trainer_rank.allocator.rules import MIB
-from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.allocator.snapshot import PENDING, Block, Segment, Snapshot
 from trainer_rank.allocator.trace import Event, Trace, load_trace
 
 CASES = Path(__file__).parents[2] / "data" / "traces"
@@ -160,6 +160,18 @@ def test_a_history_that_ends_between_a_segment_and_its_block_counts_the_segment(
     result = replay(trace)
     assert result.exact
     assert "ends between" in result.notes[0]
+
+
+def test_a_block_whose_free_was_pending_before_the_recording_may_complete_in_it() -> None:
+    block = Block(0x7F1000000000, 30 * MIB, 30 * MIB, PENDING)
+    before = Snapshot((Segment(block.address, block.size, "large", 7, (block,)),))
+    completes = Event("free_completed", block.address, block.size, 7)
+    reuses = Event("alloc", block.address, 29 * MIB + 1, 7)
+    assert replay(Trace(before, (completes, reuses), peak_allocated=30 * MIB, peak_reserved=30 * MIB)).exact
+    result = replay(Trace(before, (reuses,)))
+    assert result.divergence is not None and "a new segment" in result.divergence.expected
+    result = replay(Trace(before, (completes._replace(action="free_requested"),)))
+    assert result.divergence is not None and result.divergence.event == 0
 
 
 def test_out_of_memory_that_a_cached_block_would_have_served_stops() -> None:
