@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ def longest(left: list[int], right: list[int]) -> int:
 def test_a_longest_common_subsequence_is_found(left: list[int], right: list[int]) -> None:
     matches = common_subsequence(len(left), len(right), lambda i, j: left[i] == right[j])
     assert all(left[i] == right[j] for i, j in matches)
-    assert all(a[0] < b[0] and a[1] < b[1] for a, b in zip(matches, matches[1:], strict=False))
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(matches))
     assert len(matches) == longest(left, right)
 
 

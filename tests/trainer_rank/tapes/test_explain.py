@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_rank.tapes.explain import Grounds, explain
+from trainer_rank.tapes.explain import Grounds, Sample, explain
 from trainer_rank.tapes.rules import Rule, Term
 
 ROWS = (512, 1024, 3000, 4096)
 
 
-def samples(size, rows=ROWS, **more):
-    return [({"packed_tokens": n, "tokens": 2 * n, **more}, size(n)) for n in rows]
+def samples(size: Callable[[int], int], rows: Sequence[int] = ROWS) -> list[Sample]:
+    return [({"packed_tokens": n, "tokens": 2 * n}, size(n)) for n in rows]
 
 
 @given(st.integers(1, 50_000), st.integers(0, 100_000))

@@ -17,13 +17,22 @@ Size = Callable[[Mapping[str, int]], int]
 
 PROBES = (257, 1030, 5003)
 
+
+def capped(slope: int, at: int) -> Size:
+    return lambda features: min(slope * features["packed_tokens"], slope * at)
+
+
+def blocked(each: int, block: int) -> Size:
+    return lambda features: each * -(-features["packed_tokens"] // block)
+
+
 sizes = st.one_of(
     st.builds(rows, st.integers(1, 40_000)),
     st.builds(rows, st.integers(1, 9000), st.integers(0, 1 << 20)),
-    st.builds(lambda constant: lambda _: constant, st.integers(1, 30 << 20)),
-    st.builds(lambda slope, at: lambda f: min(slope * f["packed_tokens"], slope * at), st.integers(64, 30_000), st.integers(1100, 4000)),
-    st.builds(lambda each, block: lambda f: each * -(-f["packed_tokens"] // block), st.integers(64, 1 << 20), st.sampled_from([64, 256])),
-)  # fmt: skip
+    st.builds(rows, st.just(0), st.integers(1, 30 << 20)),
+    st.builds(capped, st.integers(64, 30_000), st.integers(1100, 4000)),
+    st.builds(blocked, st.integers(64, 1 << 20), st.sampled_from([64, 256])),
+)
 
 
 @st.composite

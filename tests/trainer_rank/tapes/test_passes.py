@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_rank.allocator.snapshot import Snapshot, from_trace
+from trainer_rank.allocator.snapshot import from_trace
 from trainer_rank.allocator.trace import Event, Trace
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes.passes import Action, read_pass
@@ -13,8 +13,8 @@ BEFORE = from_trace(
 )
 
 
-def trace(*events: tuple[str, int, int, int], before: Snapshot = BEFORE, **more) -> Trace:
-    return Trace(before, tuple(Event(*each) for each in events), features={"tokens": 8, "context": 2}, **more)
+def trace(*events: tuple[str, int, int, int], marks: tuple[tuple[int, str], ...] = ()) -> Trace:
+    return Trace(BEFORE, tuple(Event(*each) for each in events), features={"tokens": 8, "context": 2}, marks=marks)
 
 
 def test_frees_belong_to_allocations_by_life_not_by_address() -> None:

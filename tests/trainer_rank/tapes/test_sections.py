@@ -6,12 +6,13 @@ from tests.trainer_rank.tapes.programs import layered, record, rows
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes import Status, fit, forecast
 from trainer_rank.tapes.sections import section_counts, with_count
+from trainer_rank.tapes.tape import Path
 
 SIZES = (rows(8192), rows(30000, 4096), lambda f: min(65536 * f["packed_tokens"], 90 << 20))
 BOUNDARY = rows(4096)
 
 
-def path_of(layers: int):
+def path_of(layers: int) -> Path:
     return (
         fit([record(layered(layers, SIZES, BOUNDARY), {"packed_tokens": n}) for n in (256, 512, 4096)])
         .parts[0]
