@@ -168,7 +168,7 @@ def _text(plan: BatchPlan) -> Iterator[str]:
     yield f"{plan.batch.name}: {plan.outcome}{under}{way}"
     packed = sum(shape.length for shape in requests)
     yield (
-        f"{len(requests)} requests, {plan.batch.logical_tokens:,} logical and {packed:,} packed tokens; "
+        f"{len(requests)} request{'s' * (len(requests) > 1)}, {plan.batch.logical_tokens:,} logical and {packed:,} packed tokens; "
         f"{Topology(context=plan.batch.context).label}; card {plan.card.name} of {plan.card.capacity:,} B"
     )
     if plan.batch.note:
