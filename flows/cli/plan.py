@@ -167,8 +167,9 @@ def _text(plan: BatchPlan) -> Iterator[str]:
     way = f": {plan.rung}, {plan.time_percent} % of the undivided plan's time" if plan.rung else f": {plan.reason}"
     yield f"{plan.batch.name}: {plan.outcome}{under}{way}"
     packed = sum(shape.length for shape in requests)
+    count = "1 request" if len(requests) == 1 else f"{len(requests)} requests"
     yield (
-        f"{len(requests)} request{'s' * (len(requests) > 1)}, {plan.batch.logical_tokens:,} logical and {packed:,} packed tokens; "
+        f"{count}, {plan.batch.logical_tokens:,} logical and {packed:,} packed tokens; "
         f"{Topology(context=plan.batch.context).label}; card {plan.card.name} of {plan.card.capacity:,} B"
     )
     if plan.batch.note:
