@@ -59,14 +59,20 @@ class Probes:
         return PlanForecaster(self._library(self._recorded), self._policy, sample)
 
     def prepare(self, keys: Iterable[GroupKey]) -> bool:
-        """Record every kind of pass that groups with these keys may need; says whether any probe ran."""
+        """Record every kind of pass that groups with these keys may need; says whether any probe ran.
+
+        What the probes left in the cache is returned to the driver.
+        """
         before = len(self._recorded)
         for key in sorted(keys):
             for retention in self._retentions(key):
                 pass_key = self._key(Subforward(key, ()), retention)
                 if pass_key not in self._recorded:
                     self._recorded[pass_key] = self._record(key, pass_key)
-        return len(self._recorded) > before
+        if len(self._recorded) == before:
+            return False
+        self._model.device.empty_cache()
+        return True
 
     def _retentions(self, key: GroupKey) -> Iterator[Retention]:
         yield Retention.DEVICE

@@ -25,7 +25,11 @@ CONTEXT = 1_358_757_888  # what the h200 card's libraries hold from the first ba
 
 
 def _policy(**changes: Any) -> Policy:
-    small = {"probe_lengths": ((8,), (40, 17), (200, 90, 31, 5), (64, 33, 2)), "reserve_bytes": 1 << 20}
+    small = {
+        "probe_lengths": ((4,), (40, 17), (150, 60, 31, 5), (64, 33, 2)),
+        "reserve_bytes": 1 << 20,
+        "ladder": ("whole", "split"),
+    }
     return replace(load_policy("forecast"), **{**small, **changes})
 
 
@@ -149,7 +153,7 @@ def test_rerun_equals_whole_bit_for_bit_and_leaves_the_same_random_state(
 
 
 def test_rerun_keeps_one_graph_at_a_time(bench: Callable[..., _Bench]) -> None:
-    lengths = [100] * 6
+    lengths = [40] * 5
     peaks = {}
     for ladder in (("whole",), ("split",), ("rerun",)):
         found = bench(ladder=ladder, room=1 << 31)
@@ -171,44 +175,44 @@ class _Finest:
         yield list(self.rung.plans(groups))[-1]
 
 
-def _least_room(bench: Callable[..., _Bench], **options: Any) -> int:
-    """Bytes beside context and libraries that the model itself takes."""
-    found = bench(**options)
-    found.train(_requests([4]))
-    return found.device.reserved()
+WIDE = {"probe_lengths": ((8,), (300, 40), (300,) * 6, (200, 64, 9))}
 
 
 def test_a_narrow_card_gives_narrower_micro_batches_without_retry(bench: Callable[..., _Bench]) -> None:
-    wide = bench()
-    requests = _requests([60] * 12, group=None)
-    wide.train(requests)
+    requests = _requests([300] * 6, group=None)
+    wide, narrow = bench(**WIDE), bench(room=70 << 20, **WIDE)
+    assert len(narrow.train(requests)) == len(wide.train(requests)) == 6
     assert len(wide.of("forecast")) == 1
-    tight = bench(room=92 << 20)
-    outputs = tight.train(requests)
-    assert len(outputs) == 12
-    assert 1 < len(tight.of("forecast")) <= 12
-    assert tight.device.allocator_retries() == 0
-    assert tight.device.out_of_memory_count() == 0
+    assert 1 < len(narrow.of("forecast")) < 6
+    assert narrow.device.allocator_retries() == 0
+    assert narrow.device.out_of_memory_count() == 0
 
 
 def test_a_refusal_names_shortfall_largest_term_and_two_remedies(bench: Callable[..., _Bench], tmp_path: Path) -> None:
-    found = bench(room=60 << 20, spool=tmp_path)
+    found = bench(room=50 << 20, spool=tmp_path, **WIDE)
     with pytest.raises(AdmissionRefused) as caught:
-        found.train(_requests([200, 200, 200, 200]))
+        found.train(_requests([300, 2000]))
     text = str(caught.value)
-    for part in ("4 requests of 800 tokens refused", "too few", "the largest term is", "free at least", "or "):
+    for part in (
+        "2 requests of 2300 tokens refused",
+        "too few",
+        "the largest term is",
+        "free at least",
+        "or give its first",
+    ):
         assert part in text
     assert found.of("forecast") == []
     (report,) = found.of("report")
     document = json.loads((tmp_path / f"{report['id']}.report.json").read_bytes())
     replayed = replay_report(document)
     assert (document["kind"], replayed.same, replayed.missing) == ("refusal", True, ())
-    found.train(_requests([4]))
+    assert "or give its first 1 requests (300 tokens) alone" in text
+    found.train(_requests([300]))
 
 
 def test_previous_outputs_are_released_before_the_next_admission_unless_held(bench: Callable[..., _Bench]) -> None:
-    found = bench(room=92 << 20)
-    requests = _requests([60] * 12, group=None)
+    found = bench(room=70 << 20, **WIDE)
+    requests = _requests([300] * 6, group=None)
     iterator = found.rank.forward_micro_batches(requests)
     first = next(iterator)
     first.hold()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from trainer_rank.admission.budget import Budget
@@ -27,7 +27,10 @@ class Forecaster(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision with every input that it was made from; ``plan`` is None when nothing was admitted."""
+    """A decision with every input that it was made from; ``plan`` is None when nothing was admitted.
+
+    ``remedy`` then names a smaller piece of the same work that would be.
+    """
 
     units: int
     plan: Plan | None
@@ -35,6 +38,7 @@ class Choice:
     budget: Budget
     candidates: tuple[Candidate, ...]
     demands: tuple[Demand, ...]
+    remedy: str | None = None
 
     @property
     def demand(self) -> Demand | None:
@@ -56,7 +60,15 @@ def choose(
     widest = _widest(units, forecaster, budget) if any(isinstance(rung, Whole) for rung in rungs) else None
     if widest is not None:
         return widest
-    plans = _ordered(units[0], rungs, forecaster)
+    choice = _climb(units[0], rungs, forecaster, budget, oversize)
+    if choice.decision.outcome is not Outcome.REFUSED:
+        return choice
+    return replace(choice, remedy=_remedy(units[0], lambda unit: _climb(unit, rungs, forecaster, budget, False)))
+
+
+def _climb(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:
+    """Try the plans of every rung, the cheapest first, until one fits."""
+    plans = _ordered(unit, rungs, forecaster)
     candidates: list[Candidate] = []
     demands: list[Demand] = []
     for ordinal, plan in enumerate(plans):
@@ -67,6 +79,29 @@ def choose(
     decision = decide(demands, budget, candidates, oversize=oversize)
     chosen = None if decision.selected is None else plans[decision.selected]
     return Choice(1, chosen, decision, budget, tuple(candidates), tuple(demands))
+
+
+def _remedy(unit: Unit, climb: Callable[[Unit], Choice]) -> str:
+    """Find a smaller piece of a refused unit that would be admitted: fewer requests, or else a shorter one."""
+    count = _largest(len(unit) - 1, lambda number: climb(unit[:number]).plan is not None)
+    if count:
+        tokens = sum(shape.length for shape in unit[:count])
+        return f"give its first {count} requests ({tokens} tokens) alone"
+    first = unit[0]
+    length = _largest(first.length - 1, lambda number: climb((replace(first, length=number),)).plan is not None)
+    if length:
+        return f"shorten request {first.index} from {first.length} to at most {length} tokens"
+    shortfall = climb((replace(first, length=1),)).decision.shortfall
+    return f"lower the claims by {shortfall} B: they leave no room for a single token"
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number from 1 to ``most`` that fits, 0 when none does; what fits stays fit when smaller."""
+    low, high = 0, most + 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:

@@ -17,17 +17,5 @@ def explain_refusal(choice: Choice, unit: Unit) -> str:
     return (
         f"{work} refused: the smallest plan needs {decision.required} B and {decision.available} B of "
         f"{choice.budget.free} B free are unclaimed, {decision.shortfall} B too few{named}; "
-        f"free at least {decision.shortfall} B on the device, or {_smaller(choice, unit)}"
+        f"free at least {decision.shortfall} B on the device, or {choice.remedy}"
     )
-
-
-def _smaller(choice: Choice, unit: Unit) -> str:
-    """Name a size that fits: the forecasts grow with the tokens, so the tried share of them is an upper estimate."""
-    decision = choice.decision
-    tokens = sum(shape.length for shape in unit)
-    longest = max(unit, key=lambda shape: shape.length)
-    available = max(0, decision.available or 0)
-    share = tokens * available // (decision.required or 1)
-    if len(unit) > 1 and share >= longest.length:
-        return f"give groups of at most {share} tokens"
-    return f"shorten request {longest.index} of {longest.length} tokens to at most {min(share, longest.length - 1)}"

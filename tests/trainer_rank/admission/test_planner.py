@@ -1,6 +1,6 @@
 """The planner takes the widest micro-batch that fits whole, else the cheapest rung for one unit."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.decide import Coverage, Demand, Outcome
 from trainer_rank.admission.ladder import Plan, Retention, ladder
-from trainer_rank.admission.planner import choose
+from trainer_rank.admission.planner import Choice, Unit, choose
 from trainer_rank.errors import UnsupportedError
 from trainer_rank.packing import slot_groups, units
 from trainer_rank.requests import RequestShape
@@ -71,12 +71,26 @@ def test_a_group_that_does_not_fit_whole_takes_the_cheapest_rung_that_fits(lengt
     if not fitting:
         assert choice.decision.outcome is Outcome.REFUSED
         assert choice.plan is None
+        _follow(choice, pending, free)
         return
     assert choice.plan is not None
     assert sorted(index for part in choice.plan.indices for index in part) == list(range(len(lengths)))
     assert forecaster.cost_ns(choice.plan) == min(forecaster.cost_ns(plan) for plan in fitting)
     assert choice.demand is not None
     assert choice.demand.required == forecaster.demand(choice.plan).required
+
+
+def _follow(choice: Choice, unit: Unit, free: int) -> None:
+    """A refusal's remedy is true: the smaller piece that it names is admitted."""
+    words = (choice.remedy or "").split()
+    if words[0] == "give":
+        smaller = unit[: int(words[3])]
+    elif words[0] == "shorten":
+        smaller = (replace(unit[0], length=int(words[-2])),)
+    else:
+        assert words[:3] == ["lower", "the", "claims"]
+        smaller, free = (replace(unit[0], length=1),), free + int(words[4])
+    assert choose([smaller], RUNGS, _Linear(), _budget(free)).plan is not None
 
 
 def test_width_never_grows_past_what_the_tapes_cover() -> None:
