@@ -219,16 +219,19 @@ def _host(footprint: Footprint) -> list[Probe]:
         left = host.existing([footprint.worktree] if footprint.worktree else [])
         return {"worktree": str(footprint.worktree)}, f"still there: {', '.join(left)}" if left else None
 
+    tables = ", ".join(map(str, host.TCP_TABLES))
+    idle = "nothing was started"
+    where = f"{host.SHARED_MEMORY}, {host.UNIX_SOCKETS}"
     return [
-        _look("shared_memory", f"{host.SHARED_MEMORY}, {host.UNIX_SOCKETS}", memory),
-        _look("ports", "/proc/net/tcp, /proc/net/tcp6", ports)
-        if footprint.ports
-        else _not_applicable("ports", "/proc/net/tcp, /proc/net/tcp6", "no port was handed out"),
-        _look("caches", "file system", caches),
-        _look("worktree", "file system", worktree)
-        if footprint.worktree
-        else _not_applicable("worktree", "file system", "no worktree was made"),
+        _look_if(footprint.folders, "shared_memory", where, memory, idle),
+        _look_if(footprint.ports, "ports", tables, ports, "no port was handed out"),
+        _look_if(footprint.folders, "caches", "file system", caches, idle),
+        _look_if(footprint.worktree, "worktree", "file system", worktree, "no worktree was made"),
     ]
+
+
+def _look_if(used: object, name: str, source: str, check: host.Check, otherwise: str) -> Probe:
+    return _look(name, source, check) if used else _not_applicable(name, source, otherwise)
 
 
 def _lease(footprint: Footprint, check: Callable[[], None] | None) -> Probe:

@@ -17,6 +17,7 @@ __all__ = ["nvml", "nvml_library"]
 
 GHOST = 10_644_094_976
 DATA = Path(__file__).parents[1] / "data"
+QUALIFY = str(Path(sys.executable).with_name("qualify"))
 MIG = "MIG-00000000-0000-0000-0000-00000000000a"
 
 
@@ -158,12 +159,12 @@ def test_only_the_leased_card_is_visible(capfd: pytest.CaptureFixture[str], nvml
     assert execute(["exec", "--gpu", GPUS[0], "--", "sh", "-c", script]) == 0
     assert capfd.readouterr().out.startswith(f"{GPUS[0]} {GPUS[0]}\n")
     assert execute(["exec", "--", "sh", "-c", script]) == 0
-    assert capfd.readouterr().out.startswith(" none\n")
+    assert capfd.readouterr().out.startswith("none\n")
 
 
 def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
     (device, _) = virtual_devices()
-    command = [sys.executable, "-m", "flows.cli.main", "exec", "--json", "--gpu", device, "--"]
+    command = [QUALIFY, "exec", "--json", "--gpu", device, "--"]
     starts = tmp_path / "starts"
     script = f"echo in >> {starts}; sleep 1; echo out >> {starts}"
     runs = [subprocess.Popen([*command, "sh", "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
@@ -178,7 +179,7 @@ def test_termination_ends_the_run_with_a_receipt_and_a_closed_lease(
 ) -> None:
     (device, _) = virtual_devices()
     started = tmp_path / "started"
-    command = [sys.executable, "-m", "flows.cli.main", "exec", "--json", "--terminate-wait", "1", "--gpu", device]
+    command = [QUALIFY, "exec", "--json", "--terminate-wait", "1", "--gpu", device]
     run = subprocess.Popen(
         [*command, "--", "sh", "-c", f"touch {started}; trap '' TERM; sleep 60"], stdout=subprocess.PIPE
     )
