@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer_rank.errors import InvalidInputError
-from trainer_rank.tapes.passes import Action, Operation
+from trainer_rank.tapes.passes import Action
 from trainer_rank.tapes.tape import Path, Tape
 
 WHOLE = ""
@@ -59,59 +59,53 @@ class Sized:
 
 @dataclass(frozen=True)
 class Score:
-    """Operations of all passes in order, as the allocator is to see them.
+    """Operations of all passes in order, as the allocator is to see them: (action, subject, stream).
 
-    Allocation k of the composition takes ``sizes[k]`` bytes; ancestor ``~k`` asked for ``ancestors[k]``. ``turns[i]``
-    begins at operation ``starts[i]``; ``places[i]`` is (pass, operation of its path) of operation i.
+    Allocations are numbered through the passes, each pass's after those of the one before; ancestor ``~k`` is the
+    first pass's. ``turns[i]`` begins at operation ``starts[i]``; ``places[i]`` is (pass, operation of its path).
     """
 
-    operations: tuple[Operation, ...]
-    sizes: tuple[int, ...]
-    ancestors: tuple[int, ...]
+    operations: tuple[tuple[Action, int, int], ...]
     turns: tuple[Turn, ...]
     starts: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
 
-def compose(passes: Sequence[Sized], turns: Sequence[Turn]) -> Score:
-    """Lay the phases of ``passes`` end to end in the order of ``turns``.
+def compose(paths: Sequence[Path], turns: Sequence[Turn]) -> Score:
+    """Lay the phases of passes on ``paths`` end to end in the order of ``turns``.
 
     What the first pass frees without having allocated it is an ancestor in the snapshot; later passes free what an
     earlier one left behind, or nothing. Raises InvalidInputError when a turn names a pass that does not exist, or a
     phase that its recording does not have.
     """
-    offsets = [sum(len(each.sizes) for each in passes[:number]) for number in range(len(passes))]
-    heirs = [_heirs(passes, number, offsets) for number in range(len(passes))]
-    operations: list[Operation] = []
+    offsets = [sum(len(path.allocations) for path in paths[:number]) for number in range(len(paths))]
+    heirs = [_heirs(paths, number, offsets) for number in range(len(paths))]
+    operations: list[tuple[Action, int, int]] = []
     places: list[tuple[int, int]] = []
     starts: list[int] = []
     for turn in turns:
-        if not 0 <= turn.number < len(passes):
-            raise InvalidInputError(f"turn {turn} names no pass of {len(passes)}")
+        if not 0 <= turn.number < len(paths):
+            raise InvalidInputError(f"turn {turn} names no pass of {len(paths)}")
         starts.append(len(operations))
-        for index in phase_operations(passes[turn.number].path, turn.phase):
-            action, subject, stream = passes[turn.number].path.operations[index]
-            moved = subject + offsets[turn.number] if subject >= 0 else heirs[turn.number][~subject]
+        source, offset, inherited = paths[turn.number].operations, offsets[turn.number], heirs[turn.number]
+        for index in phase_operations(paths[turn.number], turn.phase):
+            action, subject, stream = source[index]
+            moved = subject + offset if subject >= 0 else inherited[~subject]
             if moved is not None:
-                operations.append(Operation(action, moved, stream))
+                operations.append((action, moved, stream))
                 places.append((turn.number, index))
-    return Score(
-        tuple(operations),
-        tuple(size for each in passes for size in each.sizes),
-        passes[0].ancestors if passes else (),
-        tuple(turns),
-        tuple(starts),
-        tuple(places),
-    )
+    return Score(tuple(operations), tuple(turns), tuple(starts), tuple(places))
 
 
-def _heirs(passes: Sequence[Sized], number: int, offsets: Sequence[int]) -> list[int | None]:
+def _heirs(paths: Sequence[Path], number: int, offsets: Sequence[int]) -> list[int | None]:
     """Return, for each ancestor of a pass, the subject in the composition that stands for it, or None."""
-    path = passes[number].path
+    path = paths[number]
     if number == 0:
         return [~k for k in range(len(path.ancestors))]
-    before = passes[number - 1].path
-    freed = {each.subject for each in before.operations if each.action is not Action.ALLOCATE}
+    if not path.ancestors:
+        return []
+    before = paths[number - 1]
+    freed = {subject for action, subject, _ in before.operations if action is not Action.ALLOCATE}
     left: dict[int, list[int]] = {}
     for k, explanation in enumerate(before.allocations):
         if k not in freed:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
 
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.rules import LARGE_SEGMENT
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
-from trainer_rank.tapes.compose import PlannedPass, Score, Turn, compose, sequential
+from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
 from trainer_rank.tapes.paths import Choice, choose, stage_of
 from trainer_rank.tapes.simulate import copied, simulate, streams_of, unlimited
-from trainer_rank.tapes.tape import Tape
+from trainer_rank.tapes.tape import Path, Tape
+
+Thing = TypeVar("Thing")
 
 
 class Status(StrEnum):
@@ -105,29 +109,65 @@ def forecast_plan(
 
     Raises InvalidInputError when a turn names a phase that the tape does not have.
     """
-    choices = [choose(each) for each in passes]
+    choices = [_choice(_Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
-    likely = [each.expected for each in choices if each.expected is not None]
-    if uncovered or len(likely) < len(choices):
+    if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    start = unlimited(snapshot)
-    score = compose(likely, turns)
-    expected = _replay(score, start, snapshot)
-    widest = [expected, *_alternatives(choices, score, start, snapshot)]
-    extrapolated = any(each.extrapolated for each in choices)
+    made = _forecast(tuple(map(_Same, choices)), tuple(turns), snapshot)
+    if outside is None or made.expected is None or made.bound is None:
+        return made
+    expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
+    return replace(made, expected=expected, bound=bound)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same(Generic[Thing]):
+    """A key that is equal only for the very same object, so that looking it up costs next to nothing."""
+
+    thing: Thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+@lru_cache(maxsize=256)
+def _choice(tape: _Same[Tape], features: tuple[tuple[str, int], ...], context: int, layers: int | None) -> Choice:
+    return choose(PlannedPass(tape.thing, dict(features), context, layers))
+
+
+@lru_cache(maxsize=64)
+def _score(paths: tuple[_Same[Path], ...], turns: tuple[Turn, ...]) -> Score:
+    return compose([each.thing for each in paths], turns)
+
+
+@lru_cache(maxsize=4)
+def _start(snapshot: _Same[Snapshot]) -> CachingAllocator:
+    return unlimited(snapshot.thing)
+
+
+@lru_cache(maxsize=16)
+def _forecast(chosen: tuple[_Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot) -> Forecast:
+    choices = [each.thing for each in chosen]
+    likely = [each.expected for each in choices if each.expected is not None]
+    start = _start(_Same(snapshot))
+    expected = _replay(likely, turns, start, snapshot)
+    widest = [expected, *_alternatives(choices, likely, turns, start, snapshot)]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
+    extrapolated = any(each.extrapolated for each in choices)
     share = 16 if extrapolated else 64
-    number, operation = score.places[expected.peak] if expected.peak >= 0 else (None, -1)
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
-        _figures(expected.allocated, expected.reserved, outside),
-        _figures(
+        Figures(expected.allocated, expected.reserved, None),
+        Figures(
             allocated + (allocated - start.allocated) // (4 * share),
             reserved + (reserved - start.reserved) // share + LARGE_SEGMENT,
-            outside,
+            None,
         ),
-        number,
-        "start" if number is None else stage_of(likely[number].path, operation),
+        expected.number,
+        expected.stage,
         expected.turns,
         notes=tuple(dict.fromkeys(note for each in choices for note in each.notes)),
     )
@@ -136,43 +176,53 @@ def forecast_plan(
 class _Replayed(NamedTuple):
     allocated: int
     reserved: int
-    peak: int
+    number: int | None
+    stage: str
     turns: tuple[TurnPeaks, ...]
 
 
 def _alternatives(
-    choices: Sequence[Choice], score: Score, start: CachingAllocator, snapshot: Snapshot
+    choices: Sequence[Choice],
+    likely: Sequence[Sized],
+    turns: tuple[Turn, ...],
+    start: CachingAllocator,
+    snapshot: Snapshot,
 ) -> Iterator[_Replayed]:
     """Replay what else the recordings allow; nothing where there is nothing else."""
-    upper = [each.upper or each.expected for each in choices]
-    other = [each.other or upper[number] for number, each in enumerate(choices)]
-    scores = [compose([each for each in sized if each], score.turns) for sized in (upper, other)]
-    for number, each in enumerate(scores):
-        if each not in (score, *scores[:number]):
-            yield _replay(each, start, snapshot)
-        if each.ancestors and each not in scores[:number]:
-            yield _replay(each, start, snapshot, lowest=True)
+    upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
+    other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
+    seen = [list(likely)]
+    for each in (upper, other):
+        if each not in seen:
+            yield _replay(each, turns, start, snapshot)
+        if each[0].ancestors and each not in seen[1:]:
+            yield _replay(each, turns, start, snapshot, lowest=True)
+        seen.append(each)
 
 
-def _replay(score: Score, start: CachingAllocator, snapshot: Snapshot, *, lowest: bool = False) -> _Replayed:
+def _replay(
+    passes: Sequence[Sized],
+    turns: tuple[Turn, ...],
+    start: CachingAllocator,
+    snapshot: Snapshot,
+    *,
+    lowest: bool = False,
+) -> _Replayed:
+    score = _score(tuple(_Same(each.path) for each in passes), turns)
+    sizes = [size for each in passes for size in each.sizes]
     allocator = copied(start)
-    handles: dict[int, int] = {}
-    if score.ancestors:
-        live = allocator.live()
-        found = find_ancestors(snapshot, score.ancestors, lowest=lowest)
-        handles = {~k: live[address][0] for k, address in enumerate(found) if address is not None}
+    live = allocator.live()
+    found = find_ancestors(snapshot, passes[0].ancestors, lowest=lowest)
+    handles = {~k: live[address][0] for k, address in enumerate(found) if address is not None}
     streams = streams_of(snapshot)
-    turns = []
-    high, top, peak = start.allocated, start.reserved, -1
-    ends = [*score.starts[1:], len(score.operations)]
-    for turn, first, end in zip(score.turns, score.starts, ends, strict=True):
-        peaks = simulate(allocator, score.operations[first:end], score.sizes, handles, streams)
+    high, top, peak, done = start.allocated, start.reserved, -1, []
+    for turn, first, end in zip(turns, score.starts, [*score.starts[1:], len(score.operations)], strict=True):
+        peaks = simulate(allocator, islice(score.operations, first, end), sizes, handles, streams)
         if peaks.allocated.size > high:
             high, peak = peaks.allocated.size, first + peaks.allocated.operation
         top = max(top, peaks.reserved.size)
-        turns.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
-    return _Replayed(high, top, peak, tuple(turns))
-
-
-def _figures(allocated: int, reserved: int, outside: int | None) -> Figures:
-    return Figures(allocated, reserved, None if outside is None else reserved + outside)
+        done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
+    if peak < 0:
+        return _Replayed(high, top, None, "start", tuple(done))
+    number, operation = score.places[peak]
+    return _Replayed(high, top, number, stage_of(passes[number].path, operation), tuple(done))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainer_rank.allocator.driver import ModelledDriver
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.features import LARGEST
-from trainer_rank.tapes.passes import Action, Operation
+from trainer_rank.tapes.passes import Action
 
 
 class Peak(NamedTuple):
@@ -46,7 +46,7 @@ def streams_of(snapshot: Snapshot) -> dict[int, int]:
 
 def simulate(
     allocator: CachingAllocator,
-    operations: Sequence[Operation],
+    operations: Iterable[tuple[Action, int, int]],
     sizes: Sequence[int],
     handles: dict[int, int],
     streams: Mapping[int, int],
