@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from db import views
 from qualification.evidence.findings import Code, Finding
 
 _APPEND = "(SELECT coalesce(max(sequence), 0) + 1 FROM ledger)"
 _TAIL = "coalesce((SELECT hash FROM ledger ORDER BY sequence DESC LIMIT 1), (SELECT genesis_hash FROM ledger_identity))"
+_UNIQUE = {"sequence", "previous_hash", "hash", "envelope_sha256"}
 _PROTECTED = ("ledger", "ledger_identity")
 
 _SQLITE = {
@@ -69,14 +70,22 @@ def drop(connection: Connection) -> None:
 
 
 def check(connection: Connection) -> list[Finding]:
-    """Return one finding per trigger or view that is missing, altered or switched off."""
+    """Return one finding per trigger, view or unique column that is missing, altered or switched off."""
     if connection.dialect.name == "postgresql":
         triggers = _stored_postgresql(connection)
         lost_views = [_finding("view", name, None) for name in views.missing(connection)]
     else:
         triggers = _stored_sqlite(connection, "trigger")
         lost_views = _different("view", dict(views.statements()), _stored_sqlite(connection, "view"))
-    return lost_views + _different("trigger", _triggers(connection), triggers)
+    lost_columns = [_finding("unique column", f"ledger.{name}", None) for name in _UNIQUE - _unique_columns(connection)]
+    return [*lost_views, *_different("trigger", _triggers(connection), triggers), *sorted(lost_columns, key=str)]
+
+
+def _unique_columns(connection: Connection) -> set[str]:
+    inspector = inspect(connection)
+    found = [unique["column_names"] for unique in inspector.get_unique_constraints("ledger")]
+    found.append(inspector.get_pk_constraint("ledger")["constrained_columns"])
+    return {str(names[0]) for names in found if len(names) == 1}
 
 
 def _different(kind: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> list[Finding]:

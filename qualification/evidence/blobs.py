@@ -134,11 +134,13 @@ class BlobStore:
             raise InvalidEvidence(Code.BLOB_MISSING, "is not there") from None
         except OSError as error:
             raise InvalidEvidence(Code.BLOB_UNSAFE, f"cannot be read as a file ({error.strerror})") from None
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InvalidEvidence(Code.BLOB_UNSAFE, "is no regular file")
-            while chunk := file.read(_CHUNK):
+            while chunk := os.read(descriptor, _CHUNK):
                 yield chunk
+        finally:
+            os.close(descriptor)
 
 
 def is_digest(name: str) -> bool:

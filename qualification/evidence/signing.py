@@ -108,7 +108,7 @@ def _signer(signature: Signature, pae: bytes, trust: Trust) -> TrustedKey | None
 
 def _verifies(key: TrustedKey, signature: Signature, pae: bytes) -> bool:
     try:
-        key.key().verify_signature(signature, pae)
+        key.key().verify_signature(Signature(key.keyid, signature.signature), pae)
     except UnverifiedSignatureError:
         return False
     return True

@@ -105,14 +105,16 @@ class _Walk:
                 compared, facts = self.size, []
         self.findings += self.source.disagreements(facts, compared, None)
 
-    def _found(self, code: Code, place: str, text: str) -> None:
-        self.findings.append(Finding(code=code, place=place, text=text, sequence=self.size))
+    def _found(self, code: Code, place: str, text: str, sequence: int | None = None) -> None:
+        self.findings.append(Finding(code=code, place=place, text=text, sequence=sequence or self.size))
 
     def _check_chain(self, entry: Entry) -> None:
         expected = self.size + 1
         self.size = entry.sequence
-        if entry.sequence != expected:
-            self._found(Code.SEQUENCE, "ledger", f"follows sequence {expected - 1}")
+        if entry.sequence > expected:
+            self._found(Code.SEQUENCE, "ledger", f"is missing; {entry.sequence} is the next", expected)
+        elif entry.sequence < expected:
+            self._found(Code.SEQUENCE, "ledger", f"comes after sequence {expected - 1}")
         elif entry.previous_hash != self.root:
             self._found(Code.PREVIOUS_HASH, "ledger", "does not name the hash of the entry before it")
         digest = sha256(entry.envelope)
