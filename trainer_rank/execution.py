@@ -124,7 +124,7 @@ class SubforwardRun:
             return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
 
 
-_OWN_STAGE = re.compile(r"(forward|backward)/subforward/\d+|caller|after")
+_OWN_STAGE = re.compile(r"(forward|backward)/subforward/\d+|caller|after|optimizer")
 
 
 def in_phases(marks: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
@@ -177,3 +177,8 @@ class PlanRun:
             self._stage(f"backward/subforward/{len(self._runs) - 1}")
             self._runs.pop().backward()
         self._stage("after")
+
+    def drop(self) -> None:
+        """Let go of outputs and graphs."""
+        self._runs.clear()
+        self.outputs = {}

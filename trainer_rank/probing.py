@@ -86,9 +86,10 @@ class Probes:
 
     def _features(self, subforward: Subforward) -> Mapping[str, int]:
         return plan_features(
-            subforward.lengths,
+            self._model.executed_lengths(subforward.lengths),
             self._model.geometry,
             self._model.topology,
+            output_rows=subforward.packed_tokens,
             adapter_bytes=self._adapter_bytes[subforward.key.slot],
         )
 

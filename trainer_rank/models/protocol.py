@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,10 +34,15 @@ class PackedBatch:
 
 @dataclass(frozen=True, eq=False)
 class PackedOutputs:
-    """Results of one subforward. ``log_probabilities``: float32 (N,) of each target; ``hidden``: (N, H) or None."""
+    """Results of one subforward, N rows.
+
+    ``log_probabilities``: float32 (N,) of each target; ``hidden``: (N, H) where asked for; ``top``: the largest
+    log-probabilities, float32 (N, k), and their token ids, int64 (N, k), without gradients, where asked for.
+    """
 
     log_probabilities: torch.Tensor
     hidden: torch.Tensor | None = None
+    top: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class ModelRuntime(Protocol):
@@ -59,11 +64,19 @@ class ModelRuntime(Protocol):
     def slots(self) -> tuple[str, ...]:
         """Names of the adapter slots, in order of creation."""
 
+    def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The sequences that kernels see for requests of ``lengths``, padding included; memory follows these."""
+
     def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
         """Trainable parameters of one slot, by stable name."""
 
-    def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
-        """Run one subforward with the adapters of ``slot``; keeps a graph only when ``gradients``."""
+    def forward(
+        self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False, top: int = 0
+    ) -> PackedOutputs:
+        """Run one subforward with the adapters of ``slot``; keeps a graph only when ``gradients``.
+
+        ``hidden`` asks for the last hidden states, ``top`` for that many of the largest log-probabilities of each row.
+        """
 
     def close(self) -> None:
         """Drop every tensor the model owns."""

@@ -187,6 +187,20 @@ def test_a_forward_leaves_only_its_outputs_behind(gradients_on: bool, virtual: V
     assert virtual.allocated() == before
 
 
+def test_the_largest_log_probabilities_bound_those_of_the_targets(virtual: VirtualDevice) -> None:
+    reference = build_reference(TINY, virtual)
+    batch = packed(LENGTHS, TINY, virtual.torch_device)
+    outputs = reference.forward(batch, slot="policy", gradients=False, top=3)
+    assert outputs.top is not None
+    values, tokens = (each.cpu() for each in outputs.top)
+    chosen = outputs.log_probabilities.cpu()
+    assert values.shape == tokens.shape == (sum(LENGTHS), 3)
+    assert torch.all(values[:, :-1] >= values[:, 1:])
+    assert torch.all(values[:, 0] >= chosen - 1e-6)
+    hits = tokens[:, 0] == batch.targets.cpu()
+    torch.testing.assert_close(values[hits, 0], chosen[hits])
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 def test_closing_leaves_nothing_on_the_device(hidden: bool, virtual: VirtualDevice) -> None:
     reference = build_reference(TINY, virtual, rank=4)

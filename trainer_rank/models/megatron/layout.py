@@ -14,7 +14,7 @@ class Layout:
     """Where every row of a packed batch goes.
 
     ``lengths``: the padded sequences that the kernels see, the last one all padding when the grid asks for it;
-    ``sources``: for each kernel row of the whole padded batch the caller's row, or -1 for padding;
+    ``sources``: (start in the padded batch, start in the caller's batch, rows) of each run of rows that stay together;
     ``ranges``: the [start, end) ranges of padded rows that this rank holds.
     """
 
@@ -30,16 +30,17 @@ class Layout:
 
 
 def lay_out(lengths: Sequence[int], ranks: int, rank: int) -> Layout:
-    """Pad ``lengths`` for ``ranks`` context-parallel ranks and to the size grid, and cut out this rank's part.
-
-    ``sources`` holds (start in the padded batch, start in the caller's batch, length) per sequence.
-    """
+    """Pad ``lengths`` for ``ranks`` context-parallel ranks and to the size grid, and cut out this rank's part."""
     padded = [padded_length(length, ranks) for length in lengths]
     filler = padded_tokens(sum(padded), 2 * ranks if ranks > 1 else 1) - sum(padded)
     sources: list[tuple[int, int, int]] = []
     start = source = 0
     for length, room in zip(lengths, padded, strict=True):
-        sources.append((start, source, length))
+        if sources and sources[-1][0] + sources[-1][2] == start:
+            first, its_source, run = sources.pop()
+            sources.append((first, its_source, run + length))
+        else:
+            sources.append((start, source, length))
         start, source = start + room, source + length
     if filler:
         padded.append(filler)

@@ -10,7 +10,7 @@ import torch
 
 from trainer_rank.geometry import Topology
 from trainer_rank.models.adapters import AdapterSettings
-from trainer_rank.models.head import target_log_probabilities
+from trainer_rank.models.head import target_log_probabilities, top_log_probabilities
 from trainer_rank.models.megatron import block as megatron
 from trainer_rank.models.megatron.context import gather_rows
 from trainer_rank.models.megatron.geometry import HybridGeometry, require_layers, require_supported
@@ -61,11 +61,17 @@ class MegatronRuntime:
             self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
         self.slots = tuple(slots)
 
+    def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths padded for the context-parallel ranks, and what fills the pack up to the size grid."""
+        return lay_out(lengths, self.topology.context, 0).lengths
+
     def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
         """Trainable parameters of one slot, by stable name."""
         return self._live()[1].parameters_of(slot)
 
-    def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
+    def forward(
+        self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False, top: int = 0
+    ) -> PackedOutputs:
         """Run one subforward with the adapters of ``slot``; outputs are in the caller's row order on every rank."""
         base, adapters = self._live()
         adapters.parameters_of(slot)
@@ -75,9 +81,11 @@ class MegatronRuntime:
             targets = self._local(_padded(batch.targets, layout), layout)
             self.device.mark("forward/head/0")
             chosen = target_log_probabilities(rows, base.head, targets, self.device.mark)
+            largest = top_log_probabilities(rows, base.head, top) if top else None
             return PackedOutputs(
                 log_probabilities=self._collected(chosen, layout),
                 hidden=self._collected(rows, layout) if hidden else None,
+                top=largest and (self._collected(largest[0], layout), self._collected(largest[1], layout)),
             )
 
     def close(self) -> None:

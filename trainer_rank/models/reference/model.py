@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.geometry import ModelGeometry, Topology
 from trainer_rank.models.adapters import Adapters, AdapterSettings
-from trainer_rank.models.head import target_log_probabilities
+from trainer_rank.models.head import target_log_probabilities, top_log_probabilities
 from trainer_rank.models.protocol import PackedBatch, PackedOutputs
 from trainer_rank.models.reference.layer import EPSILON, Positions, positions_of, run_layer
 from trainer_rank.models.reference.weights import Source, draw_adapters, draw_layer
@@ -59,11 +59,17 @@ class ReferenceModel:
         """Names of the adapter slots, in order of creation."""
         return tuple(self._adapters)
 
+    def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths as they are: nothing is padded."""
+        return tuple(lengths)
+
     def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
         """Trainable parameters of one slot, by stable name."""
         return self._adapters_of(slot).parameters()
 
-    def forward(self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False) -> PackedOutputs:
+    def forward(
+        self, batch: PackedBatch, *, slot: str, gradients: bool, hidden: bool = False, top: int = 0
+    ) -> PackedOutputs:
         """Run one subforward with the adapters of ``slot``; keeps a graph only when ``gradients``."""
         adapters = self._adapters_of(slot)
         with self._device.activate(), torch.set_grad_enabled(gradients):
@@ -71,7 +77,8 @@ class ReferenceModel:
             self._device.mark("forward/head/0")
             states = F.rms_norm(states, states.shape[-1:], self._norm, EPSILON)
             result = target_log_probabilities(states, self._head, batch.targets, self._device.mark)
-        return PackedOutputs(result, states if hidden else None)
+            largest = top_log_probabilities(states, self._head, top) if top else None
+        return PackedOutputs(result, states if hidden else None, largest)
 
     def close(self) -> None:
         """Drop every tensor the model owns; it cannot be used afterwards."""
