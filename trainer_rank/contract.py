@@ -21,6 +21,7 @@ from trainer_rank.models.reference import SMALL, build_reference
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
 from trainer_rank.reports.recordings import StepRecorder
+from trainer_rank.reports.spool import Spool
 from trainer_rank.requests import Request
 
 CONTRACT_VERSION = 1
@@ -49,7 +50,7 @@ def construct(
     """Build the small reference model on the ground's device, with a TrainerRank over it.
 
     ``ground``: ``native`` (the first visible CUDA device) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes).
-    ``recordings``: the folder that gets the allocator recording of every step.
+    ``recordings``: the folder that gets the allocator recording of every step, and planner reports in ``reports``.
     """
     device = _device(ground, capacity)
     model = build_reference(SMALL, device, slots=slots, seed=seed)
@@ -61,7 +62,8 @@ def construct(
         on_event(event)
 
     stage = (lambda _: None) if recorder is None else recorder.stage
-    rank = TrainerRank(model, load_policy(policy), on_event=tell, on_stage=stage)
+    spool = None if recordings is None else Spool(recordings / "reports")
+    rank = TrainerRank(model, load_policy(policy), on_event=tell, on_stage=stage, spool=spool)
     return Subject(rank, device, model.geometry.vocabulary, recorder)
 
 

@@ -58,6 +58,8 @@ class MicroBatch:
 
     def release(self) -> None:
         """Drop outputs and graphs."""
+        if self._run is not None:
+            self._run.drop()
         self._run = None
 
     def expire(self) -> None:
