@@ -61,10 +61,11 @@ def new_run() -> str:
 
 def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder: Recorder, run: str) -> Assignment:
     """Store the documents that a result rests on, and write down what this attempt shall do."""
-    source = resolved.checkout or home() / WORKTREES / run
+    number = _next_attempt(recorder, resolved)
+    source = resolved.checkout or home() / WORKTREES / f"{run}-{number}"
     assignment = Assignment(
         run=run,
-        attempt=_next_attempt(recorder, resolved),
+        attempt=number,
         started_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         subject=resolved.subject,
         policy=resolved.policy,

@@ -1,6 +1,6 @@
 """Whether a head may run here: its code is executed, so a permitted person must have said so for exactly this commit.
 
-A commit that the installed, trusted checkout itself contains needs no further word: its code runs here already.
+A commit that the installed, trusted checkout has in its history or on its main branch needs no further word.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from qualification.evidence.trust import Trust, load_people
 from qualification.git import git
 from qualification.home import trust
 from qualification.subject import installed_checkout
+
+TRUSTED_REFERENCES = ("HEAD", "refs/heads/main", "refs/remotes/origin/main")
 
 
 def require_permission(resolved: Resolved, recorder: Recorder) -> str:
@@ -34,8 +36,12 @@ def require_permission(resolved: Resolved, recorder: Recorder) -> str:
 
 
 def _is_trusted(commit: str) -> bool:
+    return any(_contains(reference, commit) for reference in TRUSTED_REFERENCES)
+
+
+def _contains(reference: str, commit: str) -> bool:
     try:
-        git(installed_checkout(), "merge-base", "--is-ancestor", commit, "HEAD")
+        git(installed_checkout(), "merge-base", "--is-ancestor", commit, reference)
     except ConfigurationError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.status import Status
@@ -22,10 +22,16 @@ class Progress:
         self._started = time.monotonic()
         self._status: Status | None = None
         self._printed_at = 0.0
+        self.also: Callable[[str, str], None] | None = None
+        """Hears each stage's name and text, for those who follow from afar; without a terminal, instead of it."""
 
     def stage(self, name: str, text: str) -> None:
         """Report that a stage was reached, with the seconds since the start."""
         self.settle()
+        if self.also is not None:
+            self.also(name, text)
+            if not self.console.is_terminal:
+                return
         elapsed = f"{time.monotonic() - self._started:6.1f} s"
         self.console.print(Text.assemble((elapsed, "dim"), "  ", (f"{name:<12}", "bold"), text), soft_wrap=True)
 

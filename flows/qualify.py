@@ -1,4 +1,4 @@
-"""The Prefect flow ``qualify``: a thin shell round resolve, perform and decide. Prefect's state is never proof."""
+"""The Prefect flow ``qualify``: a thin shell round :mod:`flows.pipeline`. Prefect's state is never proof."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 import msgspec
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Completed
 
-from db.deciding import examine
 from flows.cancellation import cancellation
-from flows.perform import assign, new_run, perform
-from flows.permission import require_permission
+from flows.pipeline import Duplicate, qualify_once
 from flows.progress import shared
-from flows.recorder import Recorder
 from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, read_request, validate
-from flows.resolve import resolve
-from flows.summary import Summary, markdown, rows_of, summarise
-from qualification.execution.supervision import Limits
-from qualification.home import trust
+from flows.summary import Summary, markdown, rows_of
 
 
 @flow(name="qualify", validate_parameters=False, persist_result=False)
@@ -34,39 +32,25 @@ def qualify(
     requested_by: str | None = None,
     timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS,
     grace_seconds: int = DEFAULT_GRACE_SECONDS,
-) -> dict[str, Any]:
-    """Qualify a policy of one exact source and return the run's summary; parameters are those of ``flows.request``."""
-    given = {
-        "head": head,
-        "repository": repository,
-        "reference": reference,
-        "policy": policy,
-        "ground": ground,
-        "workloads": workloads or [],
-        "rules": rules,
-        "parameters": parameters or {},
-        "requested_by": requested_by,
-        "timeout_seconds": timeout_seconds,
-        "grace_seconds": grace_seconds,
-    }
-    request, document = validate(read_request(given))
+    run: str | None = None,
+    once_a_day: bool = False,
+) -> dict[str, Any] | State[Any]:
+    """Qualify a policy of one exact source and return the run's summary; parameters are those of ``flows.request``.
+
+    They are validated here again, because a server may have been told not to.
+    """
+    given = dict(locals())
+    request, document = validate(read_request({**given, "workloads": workloads or [], "parameters": parameters or {}}))
     progress = shared()
-    resolved = resolve(request)
-    changed = " with uncommitted changes" if resolved.subject.dirty else ""
-    progress.stage("subject", f"{resolved.subject.repository} {resolved.subject.commit}{changed}")
-    recorder = Recorder()
+    if PREFECT_API_URL.value() is not None:
+        logger = get_run_logger()
+        progress.also = lambda name, text: logger.info("%s: %s", name, text)
     try:
-        progress.stage("permission", require_permission(resolved, recorder))
-        assignment = assign(request, document, resolved, recorder, new_run())
-        limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
-        done = perform(assignment, recorder, progress, limits=limits, cancelled=cancellation())
-        case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run)
-        recorder.record([case.decision()], assignment.subject)
-        recorder.seal()
-        progress.stage("decision", f"{case.ruling.decision}: {case.ruling.reasons[0]}")
-        summary = summarise(done, case.decision())
+        summary = qualify_once(request, document, progress, cancellation())
+    except Duplicate as answered:
+        return Completed(name="Duplicate", message=f"answered by run {answered}")
     finally:
-        recorder.close()
+        progress.also = None
     publish(summary)
     plain: dict[str, Any] = msgspec.to_builtins(summary)
     return plain

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from qualification.errors import ConfigurationError
-from qualification.git import require_commit, require_repository
+from qualification.git import require_commit, require_reference, require_repository
 from qualification.records import Figure, Ground
 from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
 
@@ -22,7 +22,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``head`` and ``repository`` absent mean the checkout that trainer_rank is imported from. ``workloads`` empty means
     those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds
-    each, and ``grace_seconds`` is the wait between TERM and KILL at the end.
+    each, and ``grace_seconds`` is the wait between TERM and KILL at the end. ``reference`` without a head means the
+    commit that the reference names when the run starts. ``run`` names the run; absent, it gets a new name.
+    ``once_a_day``: a run of the same commit, policy and rules in the last 20 hours is answered with that run.
     """
 
     head: str | None = None
@@ -36,6 +38,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     requested_by: str | None = None
     timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_TIMEOUT_SECONDS
     grace_seconds: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_GRACE_SECONDS
+    run: Annotated[str, msgspec.Meta(pattern="^[0-9a-z][0-9a-z-]{7,63}$")] | None = None
+    once_a_day: bool = False
 
 
 def read_request(given: Mapping[str, object]) -> Request:
@@ -57,8 +61,10 @@ def validate(request: Request) -> tuple[Request, RulesDocument]:
     rules = load_rules(request.rules)
     if request.head is not None:
         require_commit(request.head)
+    if request.reference is not None:
+        require_reference(request.reference)
     if request.repository is not None:
-        if request.head is None:
+        if request.head is None and request.reference is None:
             raise ConfigurationError(f"repository {request.repository!r} is given without a head: give --head SHA too")
         require_repository(request.repository)
     known = judged_workloads()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.request import Request
 from qualification.errors import ConfigurationError
-from qualification.git import git
+from qualification.git import git, read_reference
 from qualification.records import Policy, Subject
 from qualification.subject import PACKAGE, installed_checkout, subject_of_checkout
 from qualification.worktree import fetch_head
@@ -29,16 +29,17 @@ class Resolved:
 
 def resolve(request: Request) -> Resolved:
     """Name the exact source of a request. Raises ConfigurationError for a source or a policy that is not there."""
-    if request.head is None:
+    address = request.repository or str(installed_checkout())
+    head = request.head or (read_reference(address, request.reference) if request.reference else None)
+    if head is None:
         root = installed_checkout()
         subject = subject_of_checkout(root)
         name = policy_file(subject, request.policy)
         document = (root / name).read_bytes()
         return Resolved(subject, _policy(subject, request.policy, name, document), document, root, None)
-    address = request.repository or str(installed_checkout())
-    store, subject = fetch_head(address, request.head)
+    store, subject = fetch_head(address, head, request.reference)
     name = policy_file(subject, request.policy)
-    document = git(store, "cat-file", "blob", f"{request.head}:{name}")
+    document = git(store, "cat-file", "blob", f"{head}:{name}")
     return Resolved(subject, _policy(subject, request.policy, name, document), document, None, store)
 
 

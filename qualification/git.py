@@ -12,6 +12,7 @@ from qualification.errors import ConfigurationError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCP_ADDRESS = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^:].*")
+_REFERENCE = re.compile(r"refs/(?:heads|tags|pull)/[A-Za-z0-9][A-Za-z0-9._/+-]*")
 _SCHEMES = ("https", "ssh")
 _HARDENED = (
     *("-c", "core.hooksPath=/dev/null"),
@@ -52,6 +53,20 @@ def require_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text):
         raise ConfigurationError(f"head {text!r} is not a commit id: give all 40 hexadecimal digits, in lower case")
     return text
+
+
+def require_reference(text: str) -> str:
+    """Return ``text`` if it is the full name of a branch, tag or pull request, for example ``refs/heads/main``."""
+    if not _REFERENCE.fullmatch(text) or ".." in text or text.endswith((".lock", "/", ".")):
+        raise ConfigurationError(f"reference {text!r} is not a full name such as refs/heads/main or refs/pull/7/head")
+    return text
+
+
+def read_reference(address: str, reference: str) -> str:
+    """Return the commit that a reference of a repository names now."""
+    listed = git(Path("/"), "ls-remote", "--exit-code", "--", require_repository(address), require_reference(reference))
+    named = dict(reversed(line.split("\t")) for line in listed.decode().splitlines())
+    return require_commit(named[reference])
 
 
 def require_repository(address: str) -> str:

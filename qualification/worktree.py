@@ -19,10 +19,11 @@ from qualification.subject import is_dirty, subject_of_commit
 _ONE_COMMIT = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--")
 
 
-def fetch_head(address: str, head: str) -> tuple[Path, Subject]:
+def fetch_head(address: str, head: str, reference: str | None = None) -> tuple[Path, Subject]:
     """Fetch one commit of a repository into a store of our own; return the store and the commit's subject.
 
-    A local repository with uncommitted changes is refused: what is there is not what ``head`` names.
+    ``reference`` is where the commit was taken from, if it was. A local repository with uncommitted changes is
+    refused: what is there is not what ``head`` names.
     """
     require_commit(head)
     source = require_repository(address)
@@ -39,7 +40,7 @@ def fetch_head(address: str, head: str) -> tuple[Path, Subject]:
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{address} gives no commit {head}: {error}") from None
-    return store, subject_of_commit(store, head, address=source)
+    return store, subject_of_commit(store, head, address=source, reference=reference)
 
 
 def create_worktree(store: Path, head: str, folder: Path) -> None:
