@@ -98,8 +98,8 @@ def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str]) -> 
                 )
                 save_trace(trace, folder / f"h200_megatron_L{layers}_{name}_{retention.value}.json.gz")
                 print(
-                    f"{trace.source}: {len(trace.events)} events, peaks {trace.peak_allocated} / {trace.peak_reserved}, "
-                    f"{steady.passes} passes {steady.disturbances}, outside {steady.outside}",
+                    f"{trace.source}: {len(trace.events)} events, peaks {trace.peak_allocated} / "
+                    f"{trace.peak_reserved}, {steady.passes} passes {steady.disturbances}, outside {steady.outside}",
                     flush=True,
                 )
 
