@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.rules import LARGE_SEGMENT
@@ -15,10 +15,9 @@ from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
 from trainer_rank.tapes.paths import Choice, choose, stage_of
+from trainer_rank.tapes.same import Same
 from trainer_rank.tapes.simulate import copied, simulate, streams_of, unlimited
 from trainer_rank.tapes.tape import Path, Tape
-
-Thing = TypeVar("Thing")
 
 
 class Status(StrEnum):
@@ -109,50 +108,37 @@ def forecast_plan(
 
     Raises InvalidInputError when a turn names a phase that the tape does not have.
     """
-    choices = [_choice(_Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
+    choices = [_choice(Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
     if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    made = _forecast(tuple(map(_Same, choices)), tuple(turns), snapshot)
+    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot)
     if outside is None or made.expected is None or made.bound is None:
         return made
     expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
     return replace(made, expected=expected, bound=bound)
 
 
-@dataclass(frozen=True, eq=False)
-class _Same(Generic[Thing]):
-    """A key that is equal only for the very same object, so that looking it up costs next to nothing."""
-
-    thing: Thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
 @lru_cache(maxsize=256)
-def _choice(tape: _Same[Tape], features: tuple[tuple[str, int], ...], context: int, layers: int | None) -> Choice:
+def _choice(tape: Same[Tape], features: tuple[tuple[str, int], ...], context: int, layers: int | None) -> Choice:
     return choose(PlannedPass(tape.thing, dict(features), context, layers))
 
 
 @lru_cache(maxsize=64)
-def _score(paths: tuple[_Same[Path], ...], turns: tuple[Turn, ...]) -> Score:
+def _score(paths: tuple[Same[Path], ...], turns: tuple[Turn, ...]) -> Score:
     return compose([each.thing for each in paths], turns)
 
 
 @lru_cache(maxsize=4)
-def _start(snapshot: _Same[Snapshot]) -> CachingAllocator:
+def _start(snapshot: Same[Snapshot]) -> CachingAllocator:
     return unlimited(snapshot.thing)
 
 
 @lru_cache(maxsize=16)
-def _forecast(chosen: tuple[_Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot) -> Forecast:
+def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
-    start = _start(_Same(snapshot))
+    start = _start(Same(snapshot))
     expected = _replay(likely, turns, start, snapshot)
     widest = [expected, *_alternatives(choices, likely, turns, start, snapshot)]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
@@ -188,16 +174,12 @@ def _alternatives(
     start: CachingAllocator,
     snapshot: Snapshot,
 ) -> Iterator[_Replayed]:
-    """Replay what else the recordings allow; nothing where there is nothing else."""
+    """Replay what else the recordings allow, with ancestors taken in the other order; nothing where nothing differs."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
     other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
-    seen = [list(likely)]
-    for each in (upper, other):
-        if each not in seen:
-            yield _replay(each, turns, start, snapshot)
-        if each[0].ancestors and each not in seen[1:]:
+    for each in [upper] if other == upper else [upper, other]:
+        if each != list(likely) or each[0].ancestors:
             yield _replay(each, turns, start, snapshot, lowest=True)
-        seen.append(each)
 
 
 def _replay(
@@ -208,7 +190,7 @@ def _replay(
     *,
     lowest: bool = False,
 ) -> _Replayed:
-    score = _score(tuple(_Same(each.path) for each in passes), turns)
+    score = _score(tuple(Same(each.path) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
     allocator = copied(start)
     live = allocator.live()

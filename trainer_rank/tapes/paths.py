@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainer_rank.errors import TapeError
 from trainer_rank.features import FEATURES, PACKED_TOKENS
 from trainer_rank.tapes.compose import PlannedPass, Sized
 from trainer_rank.tapes.explain import Grounds
 from trainer_rank.tapes.passes import Action
+from trainer_rank.tapes.same import Same
 from trainer_rank.tapes.sections import with_count
 from trainer_rank.tapes.tape import Part, Path, Tape
 
@@ -60,6 +62,12 @@ def find_part(tape: Tape, context: int, layers: int | None) -> tuple[Part | None
 
     The names say what is doubtful about it, or, without a part, what no recording covers.
     """
+    return _part(Same(tape), context, layers)
+
+
+@lru_cache(maxsize=16)
+def _part(same: Same[Tape], context: int, layers: int | None) -> tuple[Part | None, tuple[str, ...]]:
+    tape = same.thing
     part = tape.part(context, layers)
     if part is not None:
         return part, ()
