@@ -48,12 +48,12 @@ def qualify_once(
         _require_head(resolved, address)
         assignment = assign(request, rules, resolved, recorder, request.run or new_run())
         limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
-        done = perform(assignment, recorder, progress, limits=limits, cancelled=cancelled)
+        perform(assignment, recorder, progress, limits=limits, cancelled=cancelled)
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run, address=address)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()
         progress.stage("decision", f"{case.ruling.decision}: {case.ruling.reasons[0]}")
-        return summarise(done, case.decision())
+        return summarise(case)
     finally:
         recorder.close()
 

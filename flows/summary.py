@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from db.deciding import Case
 from flows.cli.exits import ExitCode, for_run, strongest
-from flows.perform import Performed
 from qualification.gate import TAMPERED
 from qualification.records import (
     AdoptionDecision,
@@ -34,36 +34,36 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     ground: Ground
     workloads: tuple[WorkloadResult, ...]
-    receipt: Receipt
+    receipt: Receipt | None
     decision: AdoptionDecision
     exit_code: int
     next: str
 
 
-def summarise(done: Performed, decision: AdoptionDecision) -> Summary:
-    """Put an attempt and its decision together."""
-    receipt = done.receipt
-    if receipt is None:
-        raise ValueError(f"run {done.assignment.run} has no receipt")
-    code = for_run((result.verdict for result in done.results), (receipt.status,))
+def summarise(case: Case) -> Summary:
+    """Return the summary of a run's newest attempt, from its evidence alone."""
+    evidence, decision = case.evidence, case.decision()
+    attempt = max(result.attempt for result in evidence.results)
+    results = tuple(result for result in evidence.results if result.attempt == attempt)
+    receipt = next((one for one in reversed(evidence.receipts) if one.attempt == attempt), None)
+    code = for_run((result.verdict for result in results), [receipt.status] if receipt else [])
     if decision.row == TAMPERED.name:
         code = strongest((code, ExitCode.TAMPERED))
     return Summary(
-        run=done.assignment.run,
-        attempt=done.assignment.attempt,
-        subject=done.assignment.subject,
-        policy=done.assignment.policy.name,
-        ground=done.assignment.ground,
-        workloads=tuple(done.results),
+        run=evidence.run,
+        attempt=attempt,
+        subject=evidence.sources[-1],
+        policy=results[0].policy.name,
+        ground=results[0].ground,
+        workloads=results,
         receipt=receipt,
         decision=decision,
         exit_code=code,
-        next=_next(done, decision, code),
+        next=_next(evidence.run, decision, code),
     )
 
 
-def _next(done: Performed, decision: AdoptionDecision, code: ExitCode) -> str:
-    run = done.assignment.run
+def _next(run: str, decision: AdoptionDecision, code: ExitCode) -> str:
     if code is ExitCode.TAMPERED:
         return "qualify verify"
     if code is not ExitCode.PASSED:
@@ -91,10 +91,12 @@ def table(summary: Summary) -> Table:
     for result in summary.workloads:
         said = result.reason or f"{len(result.criteria)} criteria in {result.duration_ms / 1000:.1f} s, {result.ground}"
         shown.add_row(result.workload, f"[{_colour(result.verdict)}]{result.verdict}", said)
-    receipt = summary.receipt
-    swept = f"{len(receipt.probes)} probes, {len(receipt.swept)} processes swept"
-    shown.add_row("receipt", f"[{_colour(receipt.status)}]{receipt.status}", receipt.reason or swept)
-    decision = summary.decision
+    receipt, decision = summary.receipt, summary.decision
+    if receipt is None:
+        shown.add_row("receipt", "[yellow]absent", "qualify sweep takes it once the lease has run out")
+    else:
+        swept = f"{len(receipt.probes)} probes, {len(receipt.swept)} processes swept"
+        shown.add_row("receipt", f"[{_colour(receipt.status)}]{receipt.status}", receipt.reason or swept)
     shown.add_row("decision", f"[{_colour(decision.decision)}]{decision.decision}", "; ".join(decision.reasons))
     return shown
 
@@ -128,6 +130,10 @@ def rows_of(summary: Summary) -> list[dict[str, str]]:
     receipt, decision = summary.receipt, summary.decision
     return [
         *results,
-        {"what": "receipt", "answer": receipt.status.value, "reason": receipt.reason or ""},
+        {"what": "receipt", "answer": receipt.status.value if receipt else "absent", "reason": _because(receipt)},
         {"what": "decision", "answer": decision.decision.value, "reason": "; ".join(decision.reasons)},
     ]
+
+
+def _because(receipt: Receipt | None) -> str:
+    return (receipt.reason or "") if receipt else "no receipt was taken"

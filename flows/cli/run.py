@@ -63,11 +63,16 @@ def command(
         )
     )
     summary = run_flow(request)
+    show(summary, as_json=as_json)
+    return summary.exit_code
+
+
+def show(summary: Summary, *, as_json: bool) -> None:
+    """Print a run's summary, for people or as JSON."""
     if as_json:
         typer.echo(msgspec.json.encode(as_dict(summary)))
     else:
         Console(highlight=False).print(table(summary), f"\nnext: {summary.next}")
-    return summary.exit_code
 
 
 def run_flow(request: Request) -> Summary:
