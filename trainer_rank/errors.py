@@ -27,6 +27,10 @@ class AdmissionRefused(TrainerRankError):  # noqa: N818 - the outcome is called 
     """No candidate plan fits; the text names the largest term, the shortfall in bytes and two ways to make it fit."""
 
 
+class AdmissionUnknown(AdmissionRefused):
+    """No candidate is known to fit, and of at least one it is not known what it takes; the text names what to probe."""
+
+
 class PlanningError(TrainerRankError):
     """Planning itself failed, on this rank or on a peer; the plan was not executed."""
 

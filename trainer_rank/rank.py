@@ -12,11 +12,12 @@ import torch
 
 from trainer_rank import checkpoint
 from trainer_rank.admission.budget import Budget
+from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.ladder import ladder
 from trainer_rank.admission.planner import Choice, Unit, choose
 from trainer_rank.admission.refusal import explain_refusal
 from trainer_rank.claims import Claims
-from trainer_rank.errors import AdmissionRefused, CheckpointError, InvalidInputError
+from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointError, InvalidInputError
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import PlanRun
 from trainer_rank.forecasting import Sample
@@ -114,7 +115,8 @@ class TrainerRank:
             raise
         if choice.plan is None:
             self._witness.refused(self._steps, choice, pending[0], oversize)
-            raise AdmissionRefused(explain_refusal(choice, pending[0]))
+            unknown = choice.decision.outcome is Outcome.UNKNOWN
+            raise (AdmissionUnknown if unknown else AdmissionRefused)(explain_refusal(choice, pending[0]))
         return choice
 
     def _choose(self, pending: list[Unit], oversize: bool) -> Choice:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from qualification import errors
 from qualification.gate import TAMPERED
 from qualification.records import AdoptionDecision, Decision, ReceiptStatus, Verdict
-from trainer_rank.errors import AdmissionRefused, InvalidInputError, TrainerRankError
+from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, InvalidInputError, TrainerRankError
 
 
 class ExitCode(IntEnum):
@@ -41,6 +41,7 @@ _ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.NotCleanError, ExitCode.NOT_CLEAN),
     (errors.NotPermittedError, ExitCode.NOT_PERMITTED),
     (InvalidInputError, ExitCode.USAGE),
+    (AdmissionUnknown, ExitCode.HELD),
     (AdmissionRefused, ExitCode.FAILED),
     (TrainerRankError, ExitCode.USAGE),
 )

@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "Forecast and plan a batch without a GPU.",
     "trace": "Check recorded allocator traces against the model of the allocator.",
     "tape": "Fit, show and check allocation tapes.",
+    "replay": "Make a reported admission decision again, from nothing but the report.",
     "evidence": "List and show what was recorded.",
     "verify": "Walk the ledger and the blobs; find the first bad sequence.",
     "bundle": "Export evidence for someone else, or import it.",
