@@ -263,15 +263,28 @@ class VirtualDevice:
         life.key, life.size, life.stream = key, size, self.current_stream
         with self._lock:
             self._bury()
-            try:
-                life.handle = self._memory.malloc(size, life.stream)
-            except OutOfMemory as error:
-                error.device = self._index
-                for observer in self._observers:
-                    observer(Sighting(size, error.free, error.allocated, error.reserved))
-                raise torch.OutOfMemoryError(error.message) from None
+            life.handle = self._malloc(size, life.stream)
         self._lives[key] = life
         self._settle()
+
+    def refused_by_host(self, size: int) -> None:
+        """Raise out of memory when the card has no room for ``size`` bytes, else name the host as what lacks them."""
+        with self._lock:
+            self._bury()
+            self._memory.release(self._malloc(size, self.current_stream), size, self.current_stream)
+        raise UnsupportedError(
+            f"{self.name} has room for {size} B, but the host that stands in for it has not; use a smaller model"
+        )
+
+    def _malloc(self, size: int, stream: int) -> int:
+        """Allocate a block; the caller holds the lock. Raises torch.OutOfMemoryError."""
+        try:
+            return self._memory.malloc(size, stream)
+        except OutOfMemory as error:
+            error.device = self._index
+            for observer in self._observers:
+                observer(Sighting(size, error.free, error.allocated, error.reserved))
+            raise torch.OutOfMemoryError(error.message) from None
 
     def _death(self, life: weakref.ref[torch.UntypedStorage]) -> None:
         """Note a storage's death. May be called in the middle of anything, so the block is freed when it is safe."""

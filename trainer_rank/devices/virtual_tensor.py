@@ -11,6 +11,7 @@ error is raised inside backward on a Python extension backend, and out of memory
 # ruff: noqa: ANN401 - operators and their arguments are of any type; PyTorch's own dispatch hook is untyped
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -51,6 +52,7 @@ _FACTORIES = {
     "eye.m": aten.eye.m,
     "randperm.generator": aten.randperm.generator,
 }
+_HOST_REFUSED = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes")
 MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "mv", "addmv", "dot", "linear"}
 
 
@@ -59,6 +61,9 @@ class Ledger(Protocol):
 
     def birth(self, storage: torch.UntypedStorage) -> None:
         """Charge a storage that is new on this device; does nothing for one already known or of zero bytes."""
+
+    def refused_by_host(self, size: int) -> None:
+        """Explain that the host has no ``size`` bytes for a storage: raises what fits the card's state, always."""
 
     def operator(self, matrix_product: bool) -> None:
         """Note that an operator is about to run; called only while :attr:`watching`."""
@@ -226,10 +231,21 @@ def _run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         ledger = ledger_of(device)
         if ledger.watching:
             ledger.operator(described.matrix_product)
-    result = function(*inner_args, **inner_kwargs)
+    try:
+        result = function(*inner_args, **inner_kwargs)
+    except RuntimeError as error:
+        _explain(error, device)
+        raise
     if described.mutates:
         return _return_mutated(function, result, unwrap, device)
     return _wrap_all(result, device)
+
+
+def _explain(error: RuntimeError, device: torch.device) -> None:
+    """Raise in place of ``error`` where the host had no memory for what a card may have no room for either."""
+    refused = _HOST_REFUSED.search(str(error))
+    if refused and device.type == DEVICE_TYPE:
+        ledger_of(device).refused_by_host(int(refused.group(1)))
 
 
 def _wrap_all(result: Any, device: torch.device) -> Any:
@@ -279,7 +295,13 @@ def _factory(operator: Any) -> Callable[..., torch.Tensor]:
     """Return a kernel that makes a tensor on the host and puts it on the device asked for."""
 
     def make(*args: Any, device: torch.device | None = None, **options: Any) -> Any:
-        return wrap(operator(*args, device=HOST, **options), with_index(device))
+        place = with_index(device)
+        try:
+            made = operator(*args, device=HOST, **options)
+        except RuntimeError as error:
+            _explain(error, place)
+            raise
+        return wrap(made, place)
 
     return make
 

@@ -68,6 +68,20 @@ def test_out_of_memory_reads_as_pytorchs_own(small: VirtualDevice) -> None:
     assert held.numel() == small.allocated()
 
 
+def test_more_than_the_host_has_is_out_of_memory_where_the_card_has_no_room_either(virtual: VirtualDevice) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 16777216\.00 GiB\. GPU 0 has"):
+        torch.empty(1 << 54, dtype=torch.uint8, device=virtual.torch_device)
+    column = torch.ones(1 << 30, 1, dtype=torch.uint8, device=virtual.torch_device)[: 1 << 20]
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        column.expand(-1, 1 << 34).contiguous()
+    assert virtual.out_of_memory_count() == 2
+    roomy = VirtualDevice("h200", 1, capacity=1 << 60)
+    with pytest.raises(UnsupportedError, match="virtual:1 has room for 18014398509481984 B, but the host"):
+        torch.empty(1 << 54, dtype=torch.uint8, device=roomy.torch_device)
+    assert roomy.allocated() == 0
+    roomy.close()
+
+
 @pytest.mark.parametrize("where", ["forward", "backward", "recompute"])
 def test_out_of_memory_anywhere_unwinds_and_a_smaller_step_follows(where: str) -> None:
     device = VirtualDevice(small_card(400 * MIB))

@@ -116,6 +116,18 @@ def test_gradients_flow_between_two_devices_and_the_host(virtual: VirtualDevice,
     assert (virtual.allocated(), second.allocated()) == (0, 0)
 
 
+def test_saved_tensors_held_on_the_host_leave_the_device_until_backward(virtual: VirtualDevice) -> None:
+    leaf = torch.randn(1000, device=virtual.torch_device, requires_grad=True)
+    before = virtual.allocated()
+    with torch.autograd.graph.save_on_cpu():
+        result = leaf.sin().exp().sum()
+    assert virtual.allocated() - before == 512
+    result.backward()
+    host = leaf.detach().cpu()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad.cpu(), host.sin().exp() * host.cos())
+
+
 def test_host_and_device_tensors_do_not_mix_except_scalars(virtual: VirtualDevice, second: VirtualDevice) -> None:
     ours = torch.ones(3, device=virtual.torch_device)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
