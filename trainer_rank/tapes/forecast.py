@@ -16,7 +16,7 @@ from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
 from trainer_rank.tapes.paths import Choice, choose, stage_of
 from trainer_rank.tapes.same import Same
-from trainer_rank.tapes.simulate import copied, simulate, streams_of, unlimited
+from trainer_rank.tapes.simulate import NOBODY, copied, simulate, streams_of, unlimited
 from trainer_rank.tapes.tape import Path, Tape
 
 
@@ -195,7 +195,8 @@ def _replay(
     allocator = copied(start)
     live = allocator.live()
     found = find_ancestors(snapshot, passes[0].ancestors, lowest=lowest)
-    handles = {~k: live[address][0] for k, address in enumerate(found) if address is not None}
+    ancestors = [NOBODY if address is None else live[address][0] for address in reversed(found)]
+    handles = [NOBODY] * len(sizes) + ancestors
     streams = streams_of(snapshot)
     high, top, peak, done = start.allocated, start.reserved, -1, []
     for turn, first, end in zip(turns, score.starts, [*score.starts[1:], len(score.operations)], strict=True):

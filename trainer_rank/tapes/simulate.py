@@ -11,6 +11,9 @@ from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.features import LARGEST
 from trainer_rank.tapes.passes import Action
 
+NOBODY = -1
+"""In place of a block's handle: no block serves this subject."""
+
 
 class Peak(NamedTuple):
     """Highest bytes and the operation that reached them first; -1 when the start was the highest."""
@@ -48,40 +51,40 @@ def simulate(
     allocator: CachingAllocator,
     operations: Iterable[tuple[Action, int, int]],
     sizes: Sequence[int],
-    handles: dict[int, int],
+    handles: list[int],
     streams: Mapping[int, int],
 ) -> Peaks:
     """Apply ``operations``; allocation k takes ``sizes[k]`` bytes. Changes ``allocator`` and ``handles``.
 
-    ``handles`` maps a subject to the block that serves it and holds the ancestors at the start; an ancestor without
-    a block is skipped. ``streams`` maps the tape's stream numbers to the allocator's. Peaks restart here.
+    ``handles[subject]`` is the block that serves a subject, ``NOBODY`` when there is none: then nothing is freed.
+    Ancestors ``~k`` are negative, so they lie at the list's end. ``streams`` maps the tape's stream numbers to the
+    allocator's. Peaks restart here.
     """
     allocator.reset_peaks()
-    allocated, reserved = Peak(allocator.allocated, -1), Peak(allocator.reserved, -1)
-    high, top = allocated.size, reserved.size
-    malloc, release = allocator.malloc, allocator.free
-    request, complete = allocator.request_free, allocator.complete_free
-    allocate, free, request_only, complete_only = (
-        Action.ALLOCATE, Action.FREE, Action.REQUEST_FREE, Action.COMPLETE_FREE
-    )  # fmt: skip
+    high, top = allocator.allocated, allocator.reserved
+    highest = topmost = -1
+    malloc, free = allocator.malloc, allocator.free
+    allocate, free_at_once = Action.ALLOCATE, Action.FREE
     for index, (action, subject, stream) in enumerate(operations):
         if action is allocate:
-            handles[subject] = malloc(sizes[subject], streams.get(stream, stream))
+            handles[subject] = malloc(sizes[subject], stream and streams.get(stream, stream))
             if allocator.allocated > high:
-                high = allocator.allocated
-                allocated = Peak(high, index)
+                high, highest = allocator.allocated, index
             if allocator.reserved > top:
-                top = allocator.reserved
-                reserved = Peak(top, index)
-        elif action is free:
-            if subject in handles:
-                release(handles.pop(subject))
-        elif action is request_only:
-            if subject in handles:
-                request(handles[subject])
-        elif action is complete_only:
-            if subject in handles:
-                complete(handles.pop(subject))
+                top, topmost = allocator.reserved, index
+        elif action is free_at_once:
+            handle = handles[subject]
+            if handle >= 0:
+                free(handle)
         else:
-            allocator.empty_cache()
-    return Peaks(allocated, reserved)
+            _rarer(allocator, action, handles[subject])
+    return Peaks(Peak(high, highest), Peak(top, topmost))
+
+
+def _rarer(allocator: CachingAllocator, action: Action, handle: int) -> None:
+    if action is Action.RELEASE:
+        allocator.empty_cache()
+    elif handle >= 0 and action is Action.REQUEST_FREE:
+        allocator.request_free(handle)
+    elif handle >= 0:
+        allocator.complete_free(handle)
