@@ -127,7 +127,7 @@ class CudaDevice:
 
     def snapshot(self) -> Snapshot:
         """The allocator's segments and blocks now."""
-        return from_torch(torch.cuda.memory_snapshot(), self._index)  # type: ignore[no-untyped-call]
+        return from_torch(torch.cuda.memory_snapshot(include_traces=False), self._index)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def record(self) -> Iterator[TraceRecording]:
