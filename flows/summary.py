@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ def table(summary: Summary) -> Table:
     else:
         swept = f"{len(receipt.probes)} probes, {len(receipt.swept)} processes swept"
         shown.add_row("receipt", f"[{_colour(receipt.status)}]{receipt.status}", receipt.reason or swept)
-    shown.add_row("decision", f"[{_colour(decision.decision)}]{decision.decision}", "; ".join(decision.reasons))
+    shown.add_row("decision", f"[{_colour(decision.decision)}]{decision.decision}", _shortened(decision.reasons))
     return shown
 
 
@@ -137,3 +138,7 @@ def rows_of(summary: Summary) -> list[dict[str, str]]:
 
 def _because(receipt: Receipt | None) -> str:
     return (receipt.reason or "") if receipt else "no receipt was taken"
+
+
+def _shortened(reasons: tuple[str, ...], width: int = 160) -> str:
+    return "; ".join(textwrap.shorten(reason, width, placeholder=" ...") for reason in reasons)
