@@ -17,7 +17,8 @@ import torch
 from trainer_rank.admission.decide import Demand
 from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.allocator.trace import Trace
-from trainer_rank.devices.protocol import MemoryInfo
+from trainer_rank.devices.protocol import MemoryInfo, Recording
+from trainer_rank.devices.steady import record_steady
 from trainer_rank.errors import TapeError
 from trainer_rank.events import Announcer
 from trainer_rank.execution import PlanRun, in_phases
@@ -119,15 +120,18 @@ class Probes:
         plan = Plan("probe", (Subforward(key, shapes),), retention)
         requests = {shape.index: self._request(shape) for shape in shapes}
         device = self._model.device
-        self._pass(plan, requests, lambda _: None)
-        device.synchronize()
-        with device.record() as recording:
+        taken: list[int] = []
+
+        def run(recording: Recording) -> None:
             begun = perf_counter_ns()
             self._pass(plan, requests, recording.mark)
             device.synchronize()
-            nanoseconds = perf_counter_ns() - begun
+            taken.append(perf_counter_ns() - begun)
+
+        steady = record_steady(device, run)
+        nanoseconds = taken[-1]
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
-        trace = recording.trace()
+        trace = steady.trace
         trace = replace(trace, features=features, marks=in_phases(trace.marks), source=f"probe {list(lengths)}")
         return _Probe(plan, trace, nanoseconds)
 
