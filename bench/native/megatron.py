@@ -21,6 +21,7 @@ import torch
 from bench.native.batches import packed_batch, ragged
 from bench.native.work import step_operations
 from trainer_rank.devices.cuda import CudaDevice
+from trainer_rank.geometry import Topology
 from trainer_rank.models.megatron.geometry import QWEN_36_35B_A3B
 from trainer_rank.models.megatron.runtime import MegatronRuntime
 from trainer_rank.models.protocol import PackedBatch
@@ -86,10 +87,18 @@ def measure(runtime: MegatronRuntime, device: CudaDevice, lengths: list[int]) ->
 
 
 @contextmanager
-def built(device: CudaDevice, layers: int, rank: int = 1) -> Iterator[MegatronRuntime]:
+def built(
+    device: CudaDevice, layers: int, rank: int = 1, topology: Topology | None = None
+) -> Iterator[MegatronRuntime]:
     """A model that is gone, with its cache, when the context closes."""
     runtime = MegatronRuntime(
-        QWEN_36_35B_A3B.with_layers(layers), device, ["policy", "adversary"], rank=rank, alpha=32.0, seed=593015
+        QWEN_36_35B_A3B.with_layers(layers),
+        device,
+        ["policy", "adversary"],
+        topology=topology or Topology(),
+        rank=rank,
+        alpha=32.0,
+        seed=593015,
     )
     try:
         yield runtime

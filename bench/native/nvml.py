@@ -1,4 +1,4 @@
-"""Record how NVML behaves round a killed process on one H200: ``python -m bench.native.nvml OUTPUT.json``.
+"""Record how NVML behaves round a killed process on one H200: ``python -m bench.native.nvml OUTPUT.json [INDEX]``.
 
 A process takes memory and is killed; NVML is sampled until the card reads its baseline again. Then ``qualify exec``
 runs the same commands, so that receipts of real cards are on record too. Needs the extra [pipeline] and a CUDA device.
@@ -102,10 +102,11 @@ def receipts(uuid: str) -> list[dict[str, Any]]:
     return result
 
 
-def main(output: Path) -> None:
-    """Record everything about card 0."""
+def main(output: Path, index: int) -> None:
+    """Record everything about one card, which must be idle."""
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    os.environ["CUDA_VISIBLE_DEVICES"] = pynvml.nvmlDeviceGetUUID(handle)
     recording: dict[str, Any] = {
         "driver": pynvml.nvmlSystemGetDriverVersion(),
         "name": pynvml.nvmlDeviceGetName(handle),
@@ -120,4 +121,4 @@ def main(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -6,6 +6,7 @@ stages marked and its features stated, as ``qualify tape fit`` reads them. Needs
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainer_rank.devices.steady import record_steady
 from trainer_rank.errors import TraceError
 from trainer_rank.execution import PlanRun, in_phases
 from trainer_rank.features import plan_features
+from trainer_rank.geometry import Topology
 from trainer_rank.models.megatron.runtime import MegatronRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
 from trainer_rank.packing import GroupKey, Subforward
@@ -76,9 +78,9 @@ class Step:
         }
 
 
-def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str]) -> None:
-    """Record the wanted shapes, whole and rerun, at one layer count."""
-    with built(device, layers) as runtime:
+def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str], ranks: int) -> None:
+    """Record the wanted shapes, whole and rerun, at one layer count; of several ranks, the first one's are kept."""
+    with built(device, layers, topology=Topology(context=ranks)) as runtime:
         optimizer = SlotOptimizer(runtime.adapter_parameters("policy"), OptimizerSettings())
         optimizer.prepare_gradients()
         for name in wanted:
@@ -86,17 +88,21 @@ def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str]) -> 
                 step = Step(runtime, SHAPES[name], retention)
                 with device.activate():
                     try:
-                        steady = record_steady(device, lambda recording, step=step: step.run(optimizer, recording))
+                        steady = record_steady(
+                            device, lambda recording, step=step: step.run(optimizer, recording), agree=every_rank
+                        )
                     except TraceError as error:
                         print(f"{layers} layers {name} {retention.value}: {error}", flush=True)
                         continue
+                if int(os.environ.get("RANK", "0")):
+                    continue
                 trace = replace(
                     steady.trace,
                     features=step.features(),
                     marks=in_phases(steady.trace.marks),
-                    source=f"megatron {layers} layers {name} {retention.value}",
+                    source=f"megatron cp{ranks} {layers} layers {name} {retention.value}",
                 )
-                save_trace(trace, folder / f"h200_megatron_L{layers}_{name}_{retention.value}.json.gz")
+                save_trace(trace, folder / f"h200_megatron_cp{ranks}_L{layers}_{name}_{retention.value}.json.gz")
                 print(
                     f"{trace.source}: {len(trace.events)} events, peaks {trace.peak_allocated} / "
                     f"{trace.peak_reserved}, {steady.passes} passes {steady.disturbances}, outside {steady.outside}",
@@ -104,9 +110,25 @@ def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str]) -> 
                 )
 
 
+def every_rank(steady: bool) -> bool:
+    """Whether all ranks are steady."""
+    if "RANK" not in os.environ:
+        return steady
+    vote = torch.tensor(int(steady), device="cuda")
+    torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN)
+    return bool(vote.item())
+
+
+def main(folder: Path, wanted: list[str]) -> None:
+    """Record ``LAYERS[:NAME,NAME...]`` one after the other; under torchrun the ranks share each step's context."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = CudaDevice(int(os.environ.get("LOCAL_RANK", "0")))
+    for each in wanted:
+        layers, _, names = each.partition(":")
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        record(folder, device, int(layers), names.split(",") if names else list(SHAPES), ranks)
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.mkdir(parents=True, exist_ok=True)
-    for count in sys.argv[2:]:
-        number, _, names = count.partition(":")
-        record(target, CudaDevice(0), int(number), names.split(",") if names else list(SHAPES))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -27,11 +27,18 @@ class Steady:
     disturbances: tuple[str, ...]
 
 
-def record_steady(device: Device, run: Callable[[Recording], None], *, most_passes: int = 5) -> Steady:
+def record_steady(
+    device: Device,
+    run: Callable[[Recording], None],
+    *,
+    most_passes: int = 5,
+    agree: Callable[[bool], bool] = lambda steady: steady,
+) -> Steady:
     """Record ``run`` until a pass agrees with the one before and leaves nothing behind; two passes when all is quiet.
 
-    ``run`` does the same work each time and marks its stages on the recording it is handed. Raises TraceError with the
-    reasons when no two passes agree within ``most_passes``.
+    ``run`` does the same work each time and marks its stages on the recording it is handed. Where ranks run it
+    together, ``agree`` says whether every rank is steady, so that all of them stop after the same pass. Raises
+    TraceError with the reasons when no two passes agree within ``most_passes``.
     """
     disturbances: list[str] = []
     before: Trace | None = None
@@ -39,19 +46,23 @@ def record_steady(device: Device, run: Callable[[Recording], None], *, most_pass
         with device.record() as recording:
             run(recording)
             device.synchronize()
-        try:
-            trace = recording.trace()
-        except TraceError as error:
-            before = None
-            disturbances.append(f"pass {number}: {error}")
-            continue
-        reason = _disturbance(trace, before, recording.outside) if before is not None else None
-        if before is not None and reason is None:
+        trace, reason = _examine(recording, before)
+        if agree(trace is not None and before is not None and reason is None):
+            assert trace is not None
             return Steady(trace, recording.outside, number, tuple(disturbances))
         if reason is not None:
             disturbances.append(f"pass {number}: {reason}")
         before = trace
     raise TraceError(f"no two of {most_passes} passes on {device.name} agree: {'; '.join(disturbances)}")
+
+
+def _examine(recording: Recording, before: Trace | None) -> tuple[Trace | None, str | None]:
+    """The recording's trace, and why it is not used; None for both sides of a first pass's comparison."""
+    try:
+        trace = recording.trace()
+    except TraceError as error:
+        return None, str(error)
+    return trace, None if before is None else _disturbance(trace, before, recording.outside)
 
 
 def _disturbance(trace: Trace, before: Trace, outside: tuple[tuple[str, int], ...]) -> str | None:
