@@ -36,6 +36,39 @@ def group() -> None:
     """Fit allocation tapes from recordings, check them on others, show what they hold."""
 
 
+@app.command()
+def record(
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Folder that gets one trace for each probe.")],
+    tape_file: Annotated[Path | None, typer.Option("--tape", "-t", help="Fit a tape from the probes too.")] = None,
+    device: Annotated[str, typer.Option(help="virtual:CARD or cuda:INDEX.")] = "virtual:h200",
+    geometry: Annotated[str, typer.Option(help="Geometry of the reference model: small or tiny.")] = "small",
+    seconds: Annotated[float, typer.Option(help="Begin no probe that would end later than this.", min=1)] = 60.0,
+    largest: Annotated[int, typer.Option(help="Largest packed rows of a probe.", min=64)] = 1024,
+    sequences: Annotated[int, typer.Option(help="Sequences in a ragged probe.", min=2)] = 8,
+) -> int:
+    """Record whole steps of the reference model: small shapes first, then whichever settles most, until rules agree.
+
+    \b
+    Examples:
+      qualify tape record -o probes -t reference.tape.json.gz
+      qualify tape record -o probes --device cuda:0 --seconds 120 --largest 4096
+    """
+    from flows.cli.tape_record import record_probes  # PyTorch takes seconds to import
+
+    traces, facts = record_probes(
+        folder, device=device, geometry=geometry, seconds=seconds, largest=largest, sequences=sequences
+    )
+    for trace in traces:
+        typer.echo(
+            f"{folder / trace.source}: peak {trace.peak_allocated:,} B allocated, {trace.peak_reserved:,} B reserved"
+        )
+    if tape_file is not None:
+        tape = fit(traces, facts)
+        save_tape(tape, tape_file)
+        typer.echo(_fitted(tape, tape_file, len(traces)))
+    return ExitCode.PASSED
+
+
 @app.command("fit")
 def fit_command(
     traces: Traces,
@@ -62,9 +95,7 @@ def fit_command(
     if as_json:
         typer.echo(json.dumps(row, indent=2))
     else:
-        counts = ", ".join(f"{count:,} {name}" for name, count in row["grounds"].items())
-        contexts = ", ".join(str(part.context) for part in tape.parts)
-        typer.echo(f"{output}: {len(traces)} recordings, context ranks {contexts}; allocations: {counts}")
+        typer.echo(_fitted(tape, output, len(traces)))
     return ExitCode.PASSED
 
 
@@ -135,6 +166,12 @@ def ship() -> int:
         save_tape(fit_shipped(shipped), shipped.path)
         typer.echo(str(shipped.path))
     return ExitCode.PASSED
+
+
+def _fitted(tape: Tape, file: Path, recordings: int) -> str:
+    counts = ", ".join(f"{count:,} {name}" for name, count in describe(tape)["grounds"].items())
+    contexts = ", ".join(str(part.context) for part in tape.parts)
+    return f"{file}: {recordings} recordings, context ranks {contexts}; allocations: {counts}"
 
 
 def _probe(tape: Tape, name: str | None) -> tuple[TapePath, Probe]:

@@ -150,7 +150,7 @@ def _pairs(names: Sequence[str], points: Sequence[Sample]) -> Iterator[tuple[Rul
         for constant in (False, True):
             if len(points) >= (4 if constant else 3):
                 solution = _solve(first, second, constant, points)
-                if solution and all(value.denominator == 1 for value in solution) and min(solution[:2]) >= 0:
+                if solution and all(value.denominator == 1 for value in solution) and min(solution[:2]) > 0:
                     terms = (Term(first, 1, int(solution[0])), Term(second, 1, int(solution[1])))
                     yield Rule(terms, int(solution[2])), 3 if constant else 2
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 
 from trainer_rank.errors import TapeError
-from trainer_rank.features import FEATURES, PACKED_TOKENS
+from trainer_rank.features import ADAPTER_BYTES, FEATURES, PACKED_TOKENS, SEQUENCES
 from trainer_rank.tapes.compose import PlannedPass, Sized
 from trainer_rank.tapes.explain import Grounds
 from trainer_rank.tapes.passes import Action
@@ -82,19 +83,36 @@ def _part(same: Same[Tape], context: int, layers: int | None) -> tuple[Part | No
 
 
 def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:
-    """Return the path to expect first, then those that the plan may take instead.
+    """Return the path to expect first, then, outside of its probes, the one that the plan may take instead.
 
-    Somewhere between the probes of two paths the order of events changes: up to the larger probe the smaller path is
-    expected.
+    A path belongs to the sequences and adapters of its probes; among equals it reaches from its smallest probe up to
+    the next path's smallest: somewhere between the two the order of events changes.
     """
     rows = features.get(PACKED_TOKENS, 0)
-    around = [path for path in part.paths if _rows(path)[0] <= rows <= _rows(path)[1]]
-    if around:
-        return sorted(around, key=lambda path: min(abs(each.features[PACKED_TOKENS] - rows) for each in path.probes))
-    below = [path for path in part.paths if _rows(path)[1] < rows]
-    above = [path for path in part.paths if _rows(path)[0] > rows]
-    nearest = sorted(below, key=lambda path: _rows(path)[1])[-1:]
-    return [*nearest, *above[:1]]
+    ordered = sorted(part.paths, key=lambda path: (_strangeness(path, features), *_distance(path, rows)))
+    inside = _strangeness(ordered[0], features) == 0 and _distance(ordered[0], rows)[0] == 0
+    return ordered[: 1 if inside else 2]
+
+
+def _strangeness(path: Path, features: Mapping[str, int]) -> float:
+    """Return how far the plan's sequences and adapters lie from those of the path's probes, as a log of ratios."""
+    total = 0.0
+    for name in (SEQUENCES, ADAPTER_BYTES):
+        known = [probe.features[name] + 1 for probe in path.probes if name in probe.features]
+        if known and name in features:
+            value = features[name] + 1
+            total += max(0.0, log(min(known) / value), log(value / max(known)))
+    return total
+
+
+def _distance(path: Path, rows: int) -> tuple[int, float]:
+    """Return where the plan's rows lie: 0 within the probes, 1 above them, 2 below, and how far."""
+    known = [probe.features[PACKED_TOKENS] for probe in path.probes]
+    if min(known) <= rows <= max(known):
+        return 0, min(abs(each - rows) for each in known)
+    if rows > max(known):
+        return 1, rows / max(known)
+    return 2, min(known) / max(rows, 1)
 
 
 def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False) -> Sized | tuple[str, ...]:
@@ -109,11 +127,6 @@ def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: boo
 def stage_of(path: Path, operation: int) -> str:
     """Return the stage of an operation."""
     return next(name for first, name in reversed(path.stages) if first <= operation)
-
-
-def _rows(path: Path) -> tuple[int, int]:
-    rows = [probe.features[PACKED_TOKENS] for probe in path.probes]
-    return min(rows), max(rows)
 
 
 def _unsized(tape: Tape, path: Path, ordinal: int) -> str:
@@ -143,7 +156,7 @@ def _unsure(tape: Tape, paths: Sequence[Path]) -> list[str]:
     notes = []
     if len(paths) > 1:
         known = sorted(each.features[PACKED_TOKENS] for path in paths for each in path.probes)
-        notes.append(f"the order of events changes between probes of {known[0]} to {known[-1]} packed tokens")
+        notes.append(f"the order of events differs between probes of {known[0]} to {known[-1]} packed tokens")
     used = [tape.explanations[k].grounds for k in paths[0].allocations]
     for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
         count = used.count(grounds)

@@ -109,7 +109,7 @@ def test_between_two_paths_the_bound_covers_both_and_says_so() -> None:
     recorded = [(512, False), (1024, False), (8192, True), (16384, True)]
     tape = fit([record(path_change(3, large), {"packed_tokens": n}) for n, large in recorded])
     made = forecast(tape, {"packed_tokens": 4000}, Snapshot())
-    assert any("order of events changes between probes of 512 to 16384" in note for note in made.notes)
+    assert any("order of events differs between probes of 512 to 16384" in note for note in made.notes)
     assert made.bound is not None
     for large in (False, True):
         unseen = record(path_change(3, large), {"packed_tokens": 4000})
