@@ -72,6 +72,7 @@ runs = Table(
     Index("runs_by_commit", "commit"),
     Index("runs_by_pull_request", "pull_request"),
     Index("runs_by_policy", "policy_sha256"),
+    Index("runs_by_policy_name", "policy", "sequence"),
     Index("runs_by_start", "started_at"),
 )
 
@@ -97,6 +98,7 @@ workload_results = Table(
     Index("workload_results_by_run", "run"),
     Index("workload_results_by_commit", "commit"),
     Index("workload_results_by_workload", "workload", "policy_sha256", "sequence"),
+    Index("workload_results_by_policy_name", "workload", "policy", "sequence"),
     Index("workload_results_by_verdict", "verdict", "sequence"),
     Index("workload_results_by_card", "card", "sequence"),
     Index("workload_results_by_start", "started_at"),
