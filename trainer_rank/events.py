@@ -23,7 +23,7 @@ class Announcer:
         self.failures = 0
         self.last_stage = "start"
 
-    def event(self, name: str, **values: object) -> None:
+    def event(self, name: str, /, **values: object) -> None:
         """Hand on one event."""
         try:
             self._on_event({"event": name, **values})

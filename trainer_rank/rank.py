@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,24 @@ from typing import Any
 import torch
 
 from trainer_rank import checkpoint
-from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Outcome
-from trainer_rank.admission.ladder import ladder
-from trainer_rank.admission.planner import Choice, Unit, choose
+from trainer_rank.admission.planner import Choice, Unit
 from trainer_rank.admission.refusal import explain_refusal
-from trainer_rank.claims import Claims
 from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointError, InvalidInputError
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import PlanRun
-from trainer_rank.forecasting import Sample
 from trainer_rank.microbatch import MicroBatch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
-from trainer_rank.packing import GroupKey, units
+from trainer_rank.packing import units
 from trainer_rank.policies import Policy
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
+from trainer_rank.release.headroom import Headroom
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.witness import Witness
 from trainer_rank.requests import Request, shapes_of
+from trainer_rank.sampling import Sampler
 
 
 @dataclass(frozen=True)
@@ -61,17 +59,16 @@ class TrainerRank:
         self._model = model
         self._device = model.device
         self._policy = policy
-        self._rungs = ladder(policy.ladder)
         self._announcer = Announcer(on_event, on_stage)
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
-        self._probes = Probes(model, policy, self._announcer)
-        self._claims = Claims(self._device, policy)
+        self._headroom = Headroom(self._device, policy, self._announcer)
+        self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom)
         self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
         self._broken: str | None = None
         self._current: MicroBatch | None = None
-        self._steps = self._samples = self._backwards = 0
+        self._steps = self._backwards = 0
         self._closed = False
 
     @property
@@ -120,19 +117,11 @@ class TrainerRank:
         return choice
 
     def _choose(self, pending: list[Unit], oversize: bool) -> Choice:
-        shapes = [shape for unit in pending for shape in unit]
-        training = {shape.slot for shape in shapes if shape.gradients}
+        training = {shape.slot for unit in pending for shape in unit if shape.gradients}
         for slot in training:
             self._optimizers[slot].prepare_gradients()
-        if self._probes.prepare({GroupKey(each.slot, each.gradients, each.hidden) for each in shapes}):
-            self._claims.libraries_met()
-        self._samples += 1
-        memory = self._device.memory_info()
-        new_states = [each for slot, each in self._optimizers.items() if slot in training and not each.exists]
-        claims = self._claims.now(sum(each.state_bytes for each in new_states))
-        forecaster = self._probes.forecaster(Sample(self._samples, memory, self._device.snapshot()))
-        budget = Budget(self._samples, memory.free, memory.total, claims)
-        return choose(pending, self._rungs, forecaster, budget, oversize=oversize)
+        new = [self._optimizers[slot] for slot in training if not self._optimizers[slot].exists]
+        return self._sampler.choose(pending, sum(each.state_bytes for each in new), oversize)
 
     def _forward(self, choice: Choice, requests: Mapping[int, Request]) -> MicroBatch:
         assert choice.plan is not None
@@ -143,8 +132,22 @@ class TrainerRank:
         micro_batch = MicroBatch(step, choice, run)
         self._current = micro_batch
         with self._executing(micro_batch):
-            run.forward()
+            with self._headroom.working():
+                run.forward()
+            self._hand_off(choice)
         return micro_batch
+
+    def _hand_off(self, choice: Choice) -> None:
+        demand = choice.demand
+        bound = None if demand is None else demand.bound_reserved
+        growth = None if bound is None else max(0, bound - self._device.reserved())
+        trains = any(shape.key.gradients for shape in choice.plan.subforwards) if choice.plan else False
+        self._headroom.hand_off(growth, trains)
+
+    def collective(self, name: str) -> AbstractContextManager[None]:
+        """Protect a collective that runs outside any hand-off, such as a reduction of gradient norms or a barrier."""
+        self._require_open()
+        return self._headroom.collective(name)
 
     @contextmanager
     def _executing(self, micro_batch: MicroBatch) -> Iterator[None]:
@@ -171,6 +174,7 @@ class TrainerRank:
             raise
         self._trained |= slots
         self._backwards += 1
+        self._headroom.learn()
         announce_observation(self._announcer, micro_batch.step, self._device)
         self._witness.observed(micro_batch.step, micro_batch.choice)
 

@@ -28,6 +28,7 @@ def _policy(**changes: Any) -> Policy:
     small = {
         "probe_lengths": ((4,), (40, 17), (150, 60, 31, 5), (64, 33, 2)),
         "reserve_bytes": 1 << 20,
+        "collective_claim_bytes": 0,
         "ladder": ("whole", "split"),
     }
     return replace(load_policy("forecast"), **{**small, **changes})
@@ -113,7 +114,12 @@ def test_every_forecast_comes_before_its_step_and_bounds_it(bench: Callable[...,
         assert observed["device_used"] <= forecast["bound_device_used"]
         assert abs(forecast["peak_allocated"] - observed["peak_allocated"]) < 0.01 * observed["peak_allocated"]
         assert forecast["coverage"] == "covered"
-        assert {claim["name"] for claim in forecast["claims"]} == {"reserve", "libraries", "optimizer state"}
+        assert {claim["name"] for claim in forecast["claims"]} == {
+            "reserve",
+            "libraries",
+            "first collective",
+            "optimizer state",
+        }
 
 
 def test_probing_leaves_no_trace_in_weights_gradients_generators_or_optimizer(bench: Callable[..., _Bench]) -> None:
@@ -123,7 +129,7 @@ def test_probing_leaves_no_trace_in_weights_gradients_generators_or_optimizer(be
     weights = {name: value.detach().cpu() for name, value in found.model.adapter_parameters("policy").items()}
     iterator = found.rank.forward_micro_batches(_requests([9]))
     probed: list[torch.Tensor] = []
-    found.rank._probes._announcer._on_event = lambda event: probed.append(torch.get_rng_state())
+    found.rank._announcer._on_event = lambda event: probed.append(torch.get_rng_state())
     next(iterator)
     assert torch.equal(probed[0], random)
     for name, value in found.model.adapter_parameters("policy").items():
@@ -142,7 +148,6 @@ def test_rerun_equals_whole_bit_for_bit_and_leaves_the_same_random_state(
     seen = set()
     for ladder in (("whole",), ("rerun",)):
         found = bench(dropout=dropout, ladder=ladder)
-        found.rank._probes.prepare([])
         torch.manual_seed(4)
         outputs = found.train(requests)
         assert found.of("forecast")[0]["rung"] == ladder[0]
@@ -157,7 +162,7 @@ def test_rerun_keeps_one_graph_at_a_time(bench: Callable[..., _Bench]) -> None:
     peaks = {}
     for ladder in (("whole",), ("split",), ("rerun",)):
         found = bench(ladder=ladder, room=1 << 31)
-        found.rank._rungs = tuple(_Finest(rung) for rung in found.rank._rungs)
+        found.rank._sampler._rungs = tuple(_Finest(rung) for rung in found.rank._sampler._rungs)
         found.train(_requests(lengths))
         peaks[ladder[0]] = found.of("observed")[0]["peak_allocated"]
         forecast = found.of("forecast")[0]

@@ -66,6 +66,16 @@ def choose(
     return replace(choice, remedy=_remedy(units[0], lambda unit: _climb(unit, rungs, forecaster, budget, False)))
 
 
+def unforecast(units: Sequence[Unit], budget: Budget, policy: str) -> Choice:
+    """Run the first unit whole and unseen, as a policy without forecasts does; nothing is known of what it takes."""
+    plan = Plan(Whole.name, slot_groups(units[0]))
+    candidate = Candidate(0, plan.rung, plan.indices, plan.packed_tokens)
+    demand = Demand(budget.sample, Coverage.UNKNOWN, *(None,) * 6, uncovered=("everything",))
+    reason = f"policy {policy} admits without a forecast"
+    decision = Decision(Outcome.ADMITTED, budget.sample, 0, plan.rung, None, budget.available, None, None, reason)
+    return Choice(1, plan, decision, budget, (candidate,), (demand,))
+
+
 def _climb(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:
     """Try the plans of every rung, the cheapest first, until one fits."""
     plans = _ordered(unit, rungs, forecaster)

@@ -1,25 +1,46 @@
-"""Named admission settings as small documents. A policy is its document: the digest says which one was in force."""
+"""Named admission and release settings as small documents. A policy is its document: the digest says which one."""
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
 from trainer_rank.errors import InvalidInputError, UnsupportedError
 
 
+class HandOff(StrEnum):
+    """When the cache is released between a forward and the caller's backward."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    BELOW_THREE_PERCENT = "below-three-percent"
+    COVERAGE = "coverage"
+
+
 @dataclass(frozen=True)
 class Policy:
-    """A policy document: its name, the SHA-256 of its bytes, and its settings (bytes, tokens, shares per million)."""
+    """A policy document: its name, the SHA-256 of its bytes, and its settings (bytes, tokens, shares per million).
+
+    ``forecasts``: admit by recorded tapes; otherwise one group at a time, whole and unseen. ``claims_libraries``: keep
+    free what libraries will take. ``release_on_refusal``: release the cache when nothing fits, and plan again.
+    ``release_per_million``: how much of the forward work releases may cost, None without limit.
+    """
 
     name: str
     sha256: str
+    forecasts: bool
     ladder: tuple[str, ...]
     reserve_bytes: int
     caller_bytes_per_token: int
+    claims_libraries: bool
+    collective_claim_bytes: int
+    hand_off: HandOff
+    release_on_refusal: bool
+    release_per_million: int | None
     probe_lengths: tuple[tuple[int, ...], ...]
     residual_per_million: int
     report_error_percent: int
@@ -38,54 +59,80 @@ def load_policy(name: str) -> Policy:
 
 
 def parse_policy(document: bytes) -> Policy:
-    """Read a policy document. Raises InvalidInputError naming what is wrong in it."""
+    """Read a policy document: every setting once, none unknown. Raises InvalidInputError naming the setting."""
     try:
         content = tomllib.loads(document.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"policy document is not TOML: {error}") from error
-    if content.pop("version", None) != 1:
-        raise InvalidInputError("policy document is not of version 1; convert it")
-    admission, probing, reports = (_table(content, name) for name in ("admission", "probing", "reports"))
+    settings = _Settings(content)
+    settings.expect("version", 1)
     policy = Policy(
-        name=_text(content, "name"),
+        name=settings.take("name", str),
         sha256=hashlib.sha256(document).hexdigest(),
-        ladder=tuple(str(rung) for rung in admission.pop("ladder", ())),
-        reserve_bytes=_count(admission, "reserve_bytes"),
-        caller_bytes_per_token=_count(admission, "caller_bytes_per_token"),
-        probe_lengths=tuple(_lengths(each) for each in probing.pop("lengths", ())),
-        residual_per_million=_count(probing, "residual_per_million"),
-        report_error_percent=_count(reports, "error_percent"),
+        forecasts=settings.take("admission.forecasts", bool),
+        ladder=tuple(str(rung) for rung in settings.take("admission.ladder", list)),
+        reserve_bytes=settings.count("admission.reserve_bytes"),
+        caller_bytes_per_token=settings.count("admission.caller_bytes_per_token"),
+        claims_libraries=settings.take("admission.claims_libraries", bool),
+        collective_claim_bytes=settings.count("admission.collective_claim_bytes"),
+        hand_off=settings.choice("release.hand_off"),
+        release_on_refusal=settings.take("release.on_refusal", bool),
+        release_per_million=settings.count("release.per_million") if settings.has("release.per_million") else None,
+        probe_lengths=tuple(_lengths(each) for each in settings.take("probing.lengths", list)),
+        residual_per_million=settings.count("probing.residual_per_million"),
+        report_error_percent=settings.count("reports.error_percent"),
     )
-    left = [*content, *admission, *probing, *reports]
-    if left:
-        raise InvalidInputError(f"policy {policy.name}: unknown setting {left[0]}; remove it")
-    if not policy.ladder or len(policy.probe_lengths) < 3:
+    settings.finish()
+    if policy.forecasts and (not policy.ladder or len(policy.probe_lengths) < 3):
         raise InvalidInputError(f"policy {policy.name}: give at least one rung and three probes")
     return policy
 
 
-def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
-    table = content.pop(name, None)
-    if not isinstance(table, dict):
-        raise InvalidInputError(f"policy document has no table [{name}]")
-    return dict(table)
+class _Settings:
+    """The settings of a document by dotted name, each taken once."""
 
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._left: dict[str, Any] = {}
+        for name, value in content.items():
+            if isinstance(value, dict):
+                self._left |= {f"{name}.{key}": each for key, each in value.items()}
+            else:
+                self._left[name] = value
 
-def _text(content: dict[str, Any], name: str) -> str:
-    value = content.pop(name, None)
-    if not isinstance(value, str):
-        raise InvalidInputError(f"policy setting {name} is missing or no text")
-    return value
+    def has(self, name: str) -> bool:
+        return name in self._left
 
+    def take(self, name: str, kind: type) -> Any:  # noqa: ANN401 - the type is the argument
+        if name not in self._left:
+            raise InvalidInputError(f"policy setting {name} is missing")
+        value = self._left.pop(name)
+        if type(value) is not kind:
+            raise InvalidInputError(f"policy setting {name} is {value!r}; give a {kind.__name__}")
+        return value
 
-def _count(table: dict[str, Any], name: str) -> int:
-    value = table.pop(name, None)
-    if type(value) is not int or value < 0:
-        raise InvalidInputError(f"policy setting {name} is {value!r}; give a whole number of at least 0")
-    return value
+    def count(self, name: str) -> int:
+        value: int = self.take(name, int)
+        if value < 0:
+            raise InvalidInputError(f"policy setting {name} is {value}; give at least 0")
+        return value
+
+    def choice(self, name: str) -> HandOff:
+        value = self.take(name, str)
+        if value not in [each.value for each in HandOff]:
+            raise InvalidInputError(f"policy setting {name} is {value!r}; choose of {', '.join(HandOff)}")
+        return HandOff(value)
+
+    def expect(self, name: str, value: object) -> None:
+        found = self._left.pop(name, None)
+        if found != value:
+            raise InvalidInputError(f"policy setting {name} is {found!r}; this version reads {value!r}")
+
+    def finish(self) -> None:
+        if self._left:
+            raise InvalidInputError(f"policy setting {min(self._left)} is not known; remove it")
 
 
 def _lengths(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or any(type(each) is not int or each < 1 for each in value):
-        raise InvalidInputError(f"policy setting lengths holds {value!r}; give lists of whole numbers of at least 1")
+        raise InvalidInputError(f"policy setting probing.lengths holds {value!r}; give lists of whole numbers from 1")
     return tuple(value)
