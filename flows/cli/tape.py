@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,9 +54,8 @@ def record(
       qualify tape record -o probes -t reference.tape.json.gz
       qualify tape record -o probes --device cuda:0 --seconds 120 --largest 4096
     """
-    from flows.cli.tape_record import record_probes  # PyTorch takes seconds to import
-
-    traces, facts = record_probes(
+    recorder = import_module("flows.cli.tape_record")  # needs PyTorch, which reading a tape does not
+    traces, facts = recorder.record_probes(
         folder, device=device, geometry=geometry, seconds=seconds, largest=largest, sequences=sequences
     )
     for trace in traces:

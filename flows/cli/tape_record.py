@@ -15,7 +15,7 @@ from trainer_rank.devices.protocol import Device
 from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.errors import InvalidInputError, UnsupportedError
 from trainer_rank.models.reference import SMALL, TINY, build_reference
-from trainer_rank.tapes.record import StepProbes
+from trainer_rank.recording import StepProbes
 
 GEOMETRIES = {"small": SMALL, "tiny": TINY}
 

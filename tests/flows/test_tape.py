@@ -100,3 +100,18 @@ def test_usage_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     code, _, err = run(capsys, "show", SHIPPED, "--probe", "absent")
     assert code == 2 and "no recording 'absent'" in err
     assert run(capsys, "check", tmp_path / "absent", CASES / "A16_zero_bytes.json")[0] == 2
+
+
+def test_probes_are_recorded_fitted_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    probes, tape = tmp_path / "probes", tmp_path / "reference.tape.json.gz"
+    arguments = ("--geometry", "tiny", "--largest", 200, "--seconds", 5)
+    code, out, err = run(capsys, "record", "-o", probes, "-t", tape, *arguments)
+    assert (code, err) == (0, "")
+    traces = sorted(probes.iterdir())
+    assert len(traces) >= 3 and out.count("B allocated") == len(traces)
+    code, files = check(capsys, tape, *traces)
+    assert code == 0 and {row["status"] for row in files} == {"covered"}
+    shown = json.loads(run(capsys, "show", tape, "--json")[1])
+    assert shown["provenance"]["card"] == "h200" and shown["provenance"]["geometry"] == "reference-tiny"
+    assert run(capsys, "record", "-o", probes, "--device", "tpu:0")[0] == 2
+    assert run(capsys, "record", "-o", probes, "--geometry", "huge")[0] == 2

@@ -9,9 +9,9 @@ import torch
 
 from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.models.reference import TINY, build_reference
+from trainer_rank.recording import StepProbes
 from trainer_rank.tapes import Tape, fit
 from trainer_rank.tapes.check import compare
-from trainer_rank.tapes.record import StepProbes
 
 
 @pytest.fixture(scope="module")

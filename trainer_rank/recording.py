@@ -1,7 +1,4 @@
-"""Record whole steps of a model on its own device: forward, the caller's loss, backward, optimizer; stages marked.
-
-The one module of tapes that needs torch.
-"""
+"""Record whole steps of a model on its own device: forward, the caller's loss, backward, optimizer; stages marked."""
 
 from __future__ import annotations
 
