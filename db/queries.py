@@ -7,11 +7,11 @@ Every function takes a connection from ``db.engine.reading`` and answers from in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, func, select
 
 from db.models import (
     approvals,
@@ -207,36 +207,43 @@ def envelopes(connection: Connection, sequences: Iterable[int]) -> list[tuple[in
     return found
 
 
+Reading = Callable[[Column[Any]], ColumnElement[Any]]
+
+
+def _indexed(column: Column[Any]) -> ColumnElement[Any]:
+    return column
+
+
+def _unindexed(column: Column[Any]) -> ColumnElement[Any]:
+    """Read a text column so that no index of it is used: where rows are found by another one, on both databases."""
+    return func.coalesce(column, "")
+
+
 def _of_run(wanted: Filter) -> list[ColumnElement[bool]]:
     conditions = []
     for name in ("commit", "pull_request", "ground"):
         if (value := getattr(wanted, name)) is not None:
             conditions.append(runs.c[name] == value)
-    if wanted.policy is not None:
-        conditions.append(_policy(runs, wanted.policy))
-    return [*conditions, *_between(runs, wanted)]
+    return [*conditions, *_of_both(runs, wanted, _indexed)]
 
 
-def _of_result(wanted: Filter) -> list[ColumnElement[bool]]:
+def _of_result(wanted: Filter, read: Reading) -> list[ColumnElement[bool]]:
     conditions = [
-        workload_results.c[name] == value
+        read(workload_results.c[name]) == value
         for name in ("commit", "ground", "workload", "verdict", "card")
         if (value := getattr(wanted, name)) is not None
     ]
-    if wanted.policy is not None:
-        conditions.append(_policy(workload_results, wanted.policy))
-    if wanted.artifact is not None:
-        holding = select(artifacts.c.sequence).where(artifacts.c.sha256 == wanted.artifact)
-        conditions.append(workload_results.c.sequence.in_(holding))
-    return [*conditions, *_between(workload_results, wanted)]
+    return [*conditions, *_of_both(workload_results, wanted, read)]
 
 
-def _between(table: Table, wanted: Filter) -> list[ColumnElement[bool]]:
+def _of_both(table: Table, wanted: Filter, read: Reading) -> list[ColumnElement[bool]]:
     conditions = []
+    if wanted.policy is not None:
+        conditions.append(_policy(table, wanted.policy, read))
     if wanted.since is not None:
-        conditions.append(table.c.started_at >= _bound(wanted.since))
+        conditions.append(read(table.c.started_at) >= _bound(wanted.since))
     if wanted.until is not None:
-        conditions.append(table.c.started_at < _bound(wanted.until))
+        conditions.append(read(table.c.started_at) < _bound(wanted.until))
     return conditions
 
 
@@ -245,21 +252,25 @@ def _bound(stamp: str) -> str:
     return stamp.removesuffix("Z")
 
 
+def _policy(table: Table, policy: str, read: Reading = _indexed) -> ColumnElement[bool]:
+    by_digest = len(policy) == 64 and set(policy) <= set("0123456789abcdef")
+    return read(table.c.policy_sha256 if by_digest else table.c.policy) == policy
+
+
 def _with_matching_result(connection: Connection, wanted: Filter) -> ColumnElement[bool]:
     """Return the condition that a run has a matching result, in the form that is quick for how many there are.
 
     Few matches are looked up first; of many, the newest runs are looked at one by one until the page is full.
     """
-    matching = select(workload_results.c.run).where(*_of_result(wanted))
-    few = list(connection.scalars(matching.limit(_FEW + 1)))
-    if len(few) <= _FEW:
-        return runs.c.run.in_(set(few))
-    return matching.where(workload_results.c.run == runs.c.run).exists()
-
-
-def _policy(table: Table, policy: str) -> ColumnElement[bool]:
-    by_digest = len(policy) == 64 and set(policy) <= set("0123456789abcdef")
-    return and_(table.c.policy_sha256 == policy if by_digest else table.c.policy == policy)
+    matching = select(workload_results.c.run).where(*_of_result(wanted, _indexed))
+    probe = select(1).where(workload_results.c.run == runs.c.run, *_of_result(wanted, _unindexed))
+    if wanted.artifact is not None:
+        holding = select(artifacts.c.sequence).where(artifacts.c.sha256 == wanted.artifact)
+        matching = matching.where(workload_results.c.sequence.in_(holding))
+        of_result = artifacts.c.sequence == workload_results.c.sequence
+        probe = probe.where(select(1).where(of_result, _unindexed(artifacts.c.sha256) == wanted.artifact).exists())
+    found = connection.scalar(select(func.count()).select_from(matching.limit(_FEW + 1).subquery())) or 0
+    return runs.c.run.in_(matching) if found <= _FEW else probe.exists()
 
 
 def _newest(query: Select[tuple[object, ...]], table: Table, below: int | None) -> Select[tuple[object, ...]]:
