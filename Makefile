@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install qualify test lint bench clean
+.PHONY: install qualify test lint bench docs clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,9 @@ lint: install
 
 bench: install
 	$(BIN)/python -m bench
+
+docs: install
+	$(BIN)/python -m flows.cli.reference > docs/commands.md
 
 clean:
 	rm -rf $(VENV) build dist

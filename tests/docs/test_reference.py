@@ -24,8 +24,8 @@ def test_the_command_reference_is_the_commands_own_help() -> None:
 
 
 def test_every_command_has_a_module_and_every_module_a_command() -> None:
-    modules = {path.stem for path in (ROOT / "flows/cli").glob("*.py")} - {"__init__", "main", "exits", "reference"}
-    assert modules == set(COMMANDS)
+    modules = {path.stem.partition("_")[0] for path in (ROOT / "flows/cli").glob("*.py")}  # tape_plot is part of tape
+    assert modules - {"", "main", "exits", "reference"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("code", list(ExitCode))
