@@ -13,6 +13,7 @@ from qualification.errors import ConfigurationError
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCP_ADDRESS = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^:].*")
 _REFERENCE = re.compile(r"refs/(?:heads|tags|pull)/[A-Za-z0-9][A-Za-z0-9._/+-]*")
+_REMOTE_SECONDS = 20.0
 _SCHEMES = ("https", "ssh")
 _HARDENED = (
     *("-c", "core.hooksPath=/dev/null"),
@@ -64,9 +65,13 @@ def require_reference(text: str) -> str:
 
 def read_reference(address: str, reference: str) -> str:
     """Return the commit that a reference of a repository names now."""
-    listed = git(Path("/"), "ls-remote", "--exit-code", "--", require_repository(address), require_reference(reference))
-    named = dict(reversed(line.split("\t")) for line in listed.decode().splitlines())
-    return require_commit(named[reference])
+    place, name = require_repository(address), require_reference(reference)
+    listed = git(Path("/"), "ls-remote", "--exit-code", "--", place, name, timeout=_REMOTE_SECONDS)
+    for line in listed.decode("utf-8", "replace").splitlines():
+        commit, _, listed_name = line.partition("\t")
+        if listed_name == name:
+            return require_commit(commit)
+    raise ConfigurationError(f"{name} is not a reference of the repository")
 
 
 def require_repository(address: str) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from qualification.errors import ConfigurationError
 from qualification.gate import Head
-from qualification.git import git, require_repository
-
-_SECONDS = 20.0
+from qualification.git import read_reference
 
 
 def head_standing(commit: str, reference: str | None, address: str | None) -> Head:
@@ -21,13 +17,7 @@ def head_standing(commit: str, reference: str | None, address: str | None) -> He
     if address is None:
         return Head.UNREADABLE
     try:
-        listed = git(
-            Path("/"), "ls-remote", "--exit-code", "--", require_repository(address), reference, timeout=_SECONDS
-        ).decode()
-    except (ConfigurationError, UnicodeDecodeError):
-        return Head.UNREADABLE
-    named = {line.partition("\t")[2]: line.partition("\t")[0] for line in listed.splitlines()}
-    found = named.get(reference)
-    if found is None:
+        found = read_reference(address, reference)
+    except ConfigurationError:
         return Head.UNREADABLE
     return Head.CURRENT if found == commit else Head.MOVED
