@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qualification.errors import ConfigurationError
-from qualification.git import git, require_commit, require_repository
+from qualification.git import git, read_reference, require_commit, require_reference, require_repository
 from qualification.subject import installed_checkout, manifest, subject_of_checkout, subject_of_commit
 from tests.qualification.repositories import commit_files, make_repository
 
@@ -131,3 +131,23 @@ def test_an_address_that_is_no_repository_is_refused_without_repeating_a_secret(
 @pytest.mark.parametrize("address", ["https://example.org/x.git", "ssh://git@example.org/x", "git@example.org:a/b.git"])
 def test_usual_addresses_are_accepted(address: str) -> None:
     assert require_repository(address) == address
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["main", "refs/heads/../x", "refs/heads/x.lock", "--upload-pack=x", "refs/heads/", "refs/heads/a b", ""],
+)
+def test_only_full_names_are_references(reference: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a full name"):
+        require_reference(reference)
+
+
+def test_a_reference_is_read_as_it_is_now(tmp_path: Path) -> None:
+    repository = tmp_path / "library"
+    first = make_repository(repository)
+    git(repository, "update-ref", "refs/pull/7/head", first)
+    second = commit_files(repository, {"trainer_rank/rank.py": "value = 2\n"})
+    assert read_reference(str(repository), "refs/pull/7/head") == first
+    assert read_reference(str(repository), "refs/heads/main") == second
+    with pytest.raises(ConfigurationError):
+        read_reference(str(repository), "refs/heads/absent")
