@@ -31,6 +31,7 @@ _DAMAGED = (
     "database disk image is malformed",
     "malformed database schema",
     "file is not a database",
+    "Could not decode",
     "no such table",
     "no such column",
     'relation "',

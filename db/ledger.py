@@ -65,11 +65,11 @@ class Ledger:
             insert(connection, project(numbered, known_runs(connection, runs) if runs else set()))
         return entries
 
-    def sign_head(self) -> TreeHead:
-        """Sign a tree head for the ledger as it is now; it must extend the newest one."""
+    def sign_head(self, *, first: bool = False) -> TreeHead:
+        """Sign a tree head for the ledger as it is now; it must extend the newest one, or knowingly be the first."""
         known = self.heads.read(self.trust)
         with stored_evidence(self.engine) as source:
-            head = next_head(source, known)
+            head = next_head(source, known, first=first)
         self.heads.write(head, self._signer, self.trust)
         return head
 

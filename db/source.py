@@ -12,7 +12,7 @@ from db import models, protections
 from db.engine import reading
 from db.projections import compare, known_runs, project
 from qualification.evidence.authentic import Authentic
-from qualification.evidence.chain import Entry
+from qualification.evidence.chain import Entry, genesis_hash
 from qualification.evidence.findings import Code, Finding, InvalidEvidence
 
 _PAGE = 500
@@ -71,10 +71,12 @@ def stored_evidence(engine: Engine) -> Iterator[StoredEvidence]:
 
 def read_identity(connection: Connection) -> str:
     """Return the ledger's id. Raises InvalidEvidence when the database has lost it."""
-    found = connection.execute(select(models.identity.c.ledger)).scalars().all()
-    if len(found) != 1 or not isinstance(found[0], str):
+    found = connection.execute(select(models.identity.c.ledger, models.identity.c.genesis_hash)).all()
+    if len(found) != 1 or not isinstance(found[0].ledger, str):
         raise InvalidEvidence(Code.DATABASE, "the database has lost the identity of its ledger")
-    return found[0]
+    if found[0].genesis_hash != genesis_hash(found[0].ledger):
+        raise InvalidEvidence(Code.DATABASE, "the identity of the ledger and its genesis hash do not belong together")
+    return found[0].ledger
 
 
 def _entry(row: Any) -> Entry:  # noqa: ANN401 - a row of any result

@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from db.engine import REVISIONS, open_for_writing, stored_revision, upgrade
+from db.ledger import Ledger
 from db.ledger import rebuild as rebuild_projections
 from flows.cli.exits import ExitCode
 from qualification.errors import ConfigurationError
+from qualification.evidence.blobs import BlobStore
+from qualification.evidence.signing import pipeline_signer
 from qualification.evidence.trust import Trust
-from qualification.home import trust
+from qualification.home import home, trust
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -31,6 +34,25 @@ def rebuild() -> int:
     """
     count = rebuild_projections(open_for_writing(), Trust.load(trust()))
     typer.echo(f"query tables rebuilt from {count} ledger entries")
+    return ExitCode.PASSED
+
+
+@app.command("sign-head")
+def sign_head(
+    first: Annotated[
+        bool, typer.Option("--first", help="Take the ledger as it is: this folder of trust is new to it.")
+    ] = False,
+) -> int:
+    """Sign the ledger's tree head as it is now, after checking that it extends the newest one.
+
+    \b
+    Examples:
+      qualify db sign-head
+      qualify db sign-head --first    on a second machine that shares the database
+    """
+    folder = trust()
+    head = Ledger(open_for_writing(), BlobStore(home()), folder, pipeline_signer(folder)).sign_head(first=first)
+    typer.echo(f"signed tree head {head.size}, root {head.root}")
     return ExitCode.PASSED
 
 

@@ -136,6 +136,9 @@ def _completeness(bundle: Bundle, facts: dict[int, Authentic]) -> Iterator[Findi
     for sequence, fact in facts.items():
         before = [digest for at, digest in evidence.items() if at < sequence]
         made = fact.read.fact
+        if getattr(made, "run", bundle.manifest.run) != bundle.manifest.run:
+            text = f"speaks of another run than {bundle.manifest.run}"
+            yield Finding(code=Code.BUNDLE, place="entry", text=text, sequence=sequence)
         if isinstance(made, AdoptionDecision) and not is_root_of_first(made.evidence_root, before):
             text = "does not hold all the evidence that this decision was made on"
             yield Finding(code=Code.BUNDLE, place="decision", text=text, sequence=sequence)

@@ -107,10 +107,11 @@ class TreeHeads:
         return SignedHead(fact, envelope)
 
 
-def next_head(source: EvidenceSource, heads: HeadsRead) -> TreeHead:
+def next_head(source: EvidenceSource, heads: HeadsRead, *, first: bool = False) -> TreeHead:
     """Return the unsigned head of the ledger as it is now, after walking its chain from the newest head on.
 
-    Raises InvalidEvidence when the ledger does not extend that head.
+    Raises InvalidEvidence when the ledger does not extend that head, and when it holds entries but no head is known,
+    unless this is knowingly the ``first`` one.
     """
     if heads.findings:
         raise InvalidEvidence(heads.findings[0].code, str(heads.findings[0]))
@@ -119,6 +120,12 @@ def next_head(source: EvidenceSource, heads: HeadsRead) -> TreeHead:
     if size and getattr(source.entry(size), "hash", None) != root:
         raise InvalidEvidence(Code.REWRITTEN, f"the ledger's entry {size} is not the one of the signed tree head")
     for entry in source.entries(size):
+        if newest is None and not first:
+            raise InvalidEvidence(
+                Code.TREE_HEAD_MISSING,
+                f"no tree head is known of ledger {source.ledger}, which holds entries; if this folder of trust is new "
+                "to it, check its entries and run qualify db sign-head --first",
+            )
         if entry != link(size + 1, root, entry.envelope):
             raise InvalidEvidence(Code.ENTRY_HASH, f"the ledger's entry {entry.sequence} does not continue its chain")
         size, root = entry.sequence, entry.hash

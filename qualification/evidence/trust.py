@@ -29,7 +29,7 @@ from qualification.errors import ConfigurationError
 from qualification.evidence.canonical import canonical_bytes
 from qualification.evidence.files import write_once
 from qualification.evidence.findings import Code, InvalidEvidence
-from qualification.records import Record, Stamp
+from qualification.records import Record, Sha256, Stamp
 
 PEOPLE_FILE = "people.toml"
 KEYS_FOLDER = "keys"
@@ -46,8 +46,8 @@ class KeyUse(StrEnum):
 class TrustedKey(Record, frozen=True):
     """An Ed25519 public key (64 hex digits), whose it is, and when it may sign (None: no bound)."""
 
-    keyid: str
-    public: str
+    keyid: Sha256
+    public: Sha256
     owner: str
     use: KeyUse
     valid_from: Stamp | None = None
@@ -80,7 +80,7 @@ class _PeopleFile(Record, frozen=True):
 
 
 class _KeyValue(Record, frozen=True):
-    public: str
+    public: Sha256
 
 
 class PublicKeyFile(Record, frozen=True):

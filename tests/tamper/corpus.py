@@ -18,10 +18,12 @@ from securesystemslib.signer import CryptoSigner
 
 from db.engine import sqlite_url
 from qualification.evidence.canonical import canonical_bytes
+from qualification.evidence.chain import genesis_hash
 from qualification.evidence.findings import Code
 from qualification.evidence.signing import sign
 from tests.tamper.site import PRIVATE, SUFFIX, Site, forged, payload_of, without_constraints
 
+OTHER_LEDGER = "f47ac10b-58cc-4372-a567-0e02b2c3d479"
 STEPS = b"steps" + SUFFIX + b"run-1"
 
 
@@ -171,9 +173,15 @@ def old_database_brought_back(site: Site) -> None:
     site.rechain(lambda envelopes: envelopes[:8])
 
 
-@kind(Code.PREVIOUS_HASH, "ledger", 1)
+@kind(Code.DATABASE, "evidence")
 def identity_replaced(site: Site) -> None:
-    _sql(site, "UPDATE ledger_identity SET ledger = 'f47ac10b-58cc-4372-a567-0e02b2c3d479'")
+    _sql(site, f"UPDATE ledger_identity SET ledger = '{OTHER_LEDGER}'")
+
+
+@kind(Code.PREVIOUS_HASH, "ledger", 1)
+def identity_and_genesis_replaced(site: Site) -> None:
+    genesis = genesis_hash(OTHER_LEDGER)
+    _sql(site, f"UPDATE ledger_identity SET ledger = '{OTHER_LEDGER}', genesis_hash = '{genesis}'")
 
 
 # Forged envelopes

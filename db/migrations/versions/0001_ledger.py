@@ -94,6 +94,7 @@ def upgrade() -> None:
         sa.Column('hash', sa.String(length=64), nullable=False),
         sa.Column('envelope_sha256', sa.String(length=64), nullable=False),
         sa.Column('envelope', sa.LargeBinary(), nullable=False),
+        sa.CheckConstraint('sequence >= 1'),
         sa.PrimaryKeyConstraint('sequence'),
         sa.UniqueConstraint('envelope_sha256'),
         sa.UniqueConstraint('hash'),
@@ -103,6 +104,7 @@ def upgrade() -> None:
         sa.Column('singleton', sa.Integer(), autoincrement=False, nullable=False),
         sa.Column('ledger', sa.String(length=36), nullable=False),
         sa.Column('genesis_hash', sa.String(length=64), nullable=False),
+        sa.CheckConstraint('singleton = 1'),
         sa.PrimaryKeyConstraint('singleton')
     )
     op.create_table('permissions',
