@@ -100,6 +100,7 @@ workload_results = Table(
     Index("workload_results_by_workload", "workload", "policy_sha256", "sequence"),
     Index("workload_results_by_policy_name", "workload", "policy", "sequence"),
     Index("workload_results_by_verdict", "verdict", "sequence"),
+    Index("workload_results_by_workload_verdict", "workload", "verdict", "run"),
     Index("workload_results_by_card", "card", "sequence"),
     Index("workload_results_by_start", "started_at"),
 )

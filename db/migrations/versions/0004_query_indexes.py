@@ -1,4 +1,4 @@
-"""Indexes for questions that name a policy by its name."""
+"""Indexes for questions that name a policy by its name, or a workload and a verdict."""
 
 from alembic import op
 
@@ -8,6 +8,7 @@ down_revision = "0003"
 INDEXES = {
     "runs_by_policy_name": ("runs", ["policy", "sequence"]),
     "workload_results_by_policy_name": ("workload_results", ["workload", "policy", "sequence"]),
+    "workload_results_by_workload_verdict": ("workload_results", ["workload", "verdict", "run"]),
 }
 
 
