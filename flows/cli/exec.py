@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from flows.cli.exits import ExitCode
+from qualification.errors import ConfigurationError
 from qualification.execution.attempt import Attempt, host
 from qualification.execution.holding import HeldLeases, acquire
 from qualification.execution.identity import myself
@@ -20,6 +21,7 @@ from qualification.execution.probes.gpus import GpuReader, unreadable
 from qualification.execution.receipt import RECLAIM_SECONDS, receipt_of_nothing
 from qualification.execution.supervision import Limits, Outcome
 from qualification.home import home
+from qualification.providers.protocol import ProcessProvider, Provider
 from qualification.records import Receipt, ReceiptStatus
 
 COMMAND_FOLDER = "command"
@@ -32,10 +34,12 @@ def command(
     ] = None,
     timeout: Annotated[int | None, typer.Option(min=1, help="End the command after so many seconds.")] = None,
     silence: Annotated[int | None, typer.Option(min=1, help="End it after so many seconds without output.")] = None,
-    terminate_wait: Annotated[int, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 30,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 30,
     reclaim_wait: Annotated[
         float, typer.Option(min=0, help="Seconds that the GPUs have to return to their baseline.")
     ] = RECLAIM_SECONDS,
+    image: Annotated[str | None, typer.Option(help="Run it in a container of this image, given by digest.")] = None,
+    memory: Annotated[int | None, typer.Option(min=16, help="MiB of memory that the container may use.")] = None,
     priority: Annotated[int, typer.Option(help="Place in the queue for devices; higher goes first.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the receipt alone; output goes to the logs.")] = False,
 ) -> int:
@@ -48,10 +52,12 @@ def command(
     Examples:
       qualify exec -- python train.py
       qualify exec --gpu GPU-0f6c1e9a-... --timeout 600 --json -- python train.py
+      qualify exec --image sha256:5d0da3dc9764... -- python3 -V
     """
     signal.signal(signal.SIGTERM, _interrupt)
     run = f"exec-{uuid.uuid4().hex}"
-    limits = Limits(wall_seconds=timeout, silence_seconds=silence, terminate_seconds=terminate_wait)
+    limits = Limits(wall_seconds=timeout, silence_seconds=silence, terminate_seconds=grace)
+    provider = _provider(image, memory)
     devices = requested(tuple(gpu or ()))
     reader = GpuReader()
     if devices:
@@ -60,7 +66,7 @@ def command(
             return _answer(receipt_of_nothing(run, reasons), None, as_json)
     folder = home() / "runs" / run / "1"
     held = _lease(run, devices, folder, reader, priority) if devices else None
-    attempt = Attempt(run=run, attempt=1, folder=folder, held=held, recorded=False, reader=reader)
+    attempt = Attempt(run=run, attempt=1, folder=folder, held=held, recorded=False, reader=reader, provider=provider)
     outcome: Outcome | None = None
     try:
         attempt.begin()
@@ -71,6 +77,16 @@ def command(
         code = _answer(receipt, outcome, as_json)
     typer.echo(f"logs: {folder / COMMAND_FOLDER}", err=True)
     return code
+
+
+def _provider(image: str | None, memory: int | None) -> Provider:
+    if image is None:
+        if memory is not None:
+            raise ConfigurationError("--memory bounds a container: give --image too")
+        return ProcessProvider()
+    from qualification.providers.docker import DockerProvider  # the SDK takes a moment to import
+
+    return DockerProvider(image, memory_bytes=memory << 20) if memory else DockerProvider(image)
 
 
 def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, priority: int) -> HeldLeases:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from qualification.errors import ConfigurationError
 from qualification.execution.capture import Stamped
-from qualification.execution.environment import child_environment
+from qualification.execution.environment import cache_folder, child_environment
 from qualification.execution.files import write_durably
 from qualification.execution.holding import HeldLeases
 from qualification.execution.identity import myself
@@ -19,8 +20,10 @@ from qualification.execution.launch import Launched, launch
 from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
 from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import RECLAIM_SECONDS, Footprint, take_receipt
-from qualification.execution.supervision import Limits, Outcome
-from qualification.execution.supervisor import read_outcome, specification, supervise
+from qualification.execution.supervision import Limits, Outcome, Rank, Specification
+from qualification.execution.supervisor import TRUSTED, read_outcome, supervise
+from qualification.execution.worker import Job
+from qualification.providers.protocol import Place, ProcessProvider, Provider
 from qualification.records import Count, Process, Receipt, Record
 
 MANIFEST_FILE = "attempt.json"
@@ -53,6 +56,7 @@ class Attempt:
     trainer: bool = False
     worktree: Path | None = None
     recorded: bool = True
+    provider: Provider = field(default_factory=ProcessProvider)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     reader: GpuReader = field(default_factory=GpuReader)
     watch: GpuWatch | None = None
@@ -68,7 +72,7 @@ class Attempt:
             attempt=self.attempt,
             token=self.token,
             trainer=self.trainer,
-            provider="process",
+            provider=self.provider.name,
             holder=myself(),
             worktree=str(self.worktree) if self.worktree else None,
             baselines=tuple(self.watch.baselines.values()),
@@ -101,6 +105,9 @@ class Attempt:
     ) -> Launched:
         """Run a worker on ``job`` in the sub-folder ``name`` and return what happened; see :func:`launch.launch`."""
         folder = self._open(name)
+        if ranks > 1 and self.provider.name != ProcessProvider.name:
+            raise ConfigurationError(f"{ranks} ranks need one network: use the process provider")
+        task = msgspec.json.decode(job.read_bytes(), type=Job)
         launched = launch(
             job,
             run=self.run,
@@ -109,6 +116,7 @@ class Attempt:
             limits=limits,
             ranks=ranks,
             gpus=self.gpus,
+            place=lambda rank, index: self._place(rank, index, folder, [job, Path(task.subject)], [Path(task.output)]),
             environment=environment,
             authority=self.held,
             on_event=on_event,
@@ -122,16 +130,18 @@ class Attempt:
     ) -> Outcome:
         """Run any command in the sub-folder ``name``; with ``echo`` its output is also this process's."""
         folder = self._open(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = Rank(command=tuple(command), environment=child_environment(folder, self.gpus))
         return supervise(
-            specification(
-                command,
+            Specification(
                 run=self.run,
                 token=self.token,
-                folder=folder,
-                environment=child_environment(folder, self.gpus),
-                limits=limits,
+                folder=str(folder),
+                ranks=(self._place(rank, 0, folder, [], []),),
+                limits=limits or Limits(),
+                working_folder=str(Path.cwd()),
                 echo=echo,
-                authority=self.held,
+                authority_seconds=self.held.seconds if self.held else None,
             ),
             authority=self.held,
         )
@@ -141,6 +151,7 @@ class Attempt:
         return take_receipt(
             self.footprint(),
             gpus=self.watch,
+            containers=lambda: self.provider.probe(self.token, self.folders),
             check_leases=self.held.check if self.held else None,
             reclaim_seconds=reclaim_seconds,
         )
@@ -157,6 +168,7 @@ class Attempt:
             ports=tuple(self.ports),
             worktree=self.worktree,
             trainer=self.trainer,
+            provider=self.provider.name,
         )
 
     def close(self, receipt: Receipt) -> None:
@@ -165,6 +177,18 @@ class Attempt:
         write_durably(self.folder / RECEIPT_FILE, msgspec.json.encode(receipt))
         if self.held is not None:
             self.held.close(receipt)
+
+    def _place(self, rank: Rank, index: int, folder: Path, reads: Sequence[Path], writes: Sequence[Path]) -> Rank:
+        place = Place(
+            run=self.run,
+            token=self.token,
+            folder=str(folder),
+            name=f"rank-{index}",
+            gpus=self.gpus,
+            reads=tuple(map(str, (TRUSTED, *reads))),
+            writes=tuple(map(str, (cache_folder(folder), *writes))),
+        )
+        return self.provider.rank(rank, place)
 
     def _open(self, name: str) -> Path:
         if self.held is not None:

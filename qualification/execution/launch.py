@@ -45,6 +45,7 @@ def launch(
     limits: Limits | None = None,
     ranks: int = 1,
     gpus: Sequence[str] = (),
+    place: Callable[[Rank, int], Rank] | None = None,
     environment: Mapping[str, str] | None = None,
     authority: Authority | None = None,
     on_event: Callable[[Stamped], None] | None = None,
@@ -53,22 +54,23 @@ def launch(
     """Run ``python -m qualification.execution.worker JOB`` as ``ranks`` processes under a supervisor.
 
     ``folder`` (private to this attempt of this workload) gets ``rank-N.stdout.log``, ``rank-N.stderr.log``,
-    ``events.jsonl`` and ``outcome.json``. ``gpus`` are the leased UUIDs; only they are visible. ``on_event`` is
-    called in this process for each event soon after it was stamped. Raises what :func:`supervise` raises.
+    ``events.jsonl`` and ``outcome.json``. ``gpus`` are the leased UUIDs; only they are visible. ``place`` turns each
+    rank into what a provider starts for it. ``on_event`` is called in this process for each event soon after it was
+    stamped. Raises what :func:`supervise` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
     base = child_environment(folder, gpus, {"PYTHONPATH": str(TRUSTED), "PYTHONUNBUFFERED": "1", **(environment or {})})
     ports = (free_port(),) if ranks > 1 else ()
     command = (sys.executable, "-P", "-m", WORKER, str(job))
+    plain = [Rank(command=command, environment=base | rank_environment(rank, ranks, ports)) for rank in range(ranks)]
+    placed = [place(rank, index) for index, rank in enumerate(plain)] if place else plain
     follower = EventFollower(folder, on_event or (lambda _: None))
     outcome = supervise(
         Specification(
             run=run,
             token=token,
             folder=str(folder),
-            ranks=tuple(
-                Rank(command=command, environment=base | rank_environment(rank, ranks, ports)) for rank in range(ranks)
-            ),
+            ranks=tuple(placed),
             limits=limits or Limits(),
             working_folder=str(folder),
             events=True,

@@ -63,11 +63,12 @@ def take_receipt(
     censuses = [census for folder in footprint.folders if (census := read_census(folder)) is not None]
     swept = tuple(process for outcome in footprint.outcomes for process in outcome.swept)
     seen = (*swept, *(process for outcome in footprint.outcomes for process in outcome.leftovers))
+    container_probes = _containers(containers)  # first: what runs in containers is also in the process table
     left, process_probes = _processes(footprint, censuses, seen)
     probes = [
         *process_probes,
         *_gpus(footprint, gpus, reclaim_seconds),
-        *_containers(containers),
+        *container_probes,
         *_host(footprint),
         _lease(footprint, check_leases),
         _trainer(footprint, left),
@@ -167,7 +168,8 @@ def _processes(
         left.extend(host.leftover_processes(censuses, seen))
         groups = tuple(f"pid {entry.pid}" for entry in host.leftover_groups(seen) if not _known(entry.pid, left))
         names = tuple(f"pid {process.pid} ({process.command}, {process.state})" for process in left)
-        values: host.Values = {"swept": len(seen) - len(left), "left": names, "left_in_sessions": groups}
+        gone = len([process for process in seen if process not in left])
+        values: host.Values = {"swept": gone, "left": names, "left_in_sessions": groups}
         return values, f"still there: {', '.join((*names, *groups))}" if names or groups else None
 
     if not footprint.folders:
@@ -178,6 +180,11 @@ def _processes(
 
 def _known(pid: int, processes: Iterable[Process]) -> bool:
     return any(process.pid == pid for process in processes)
+
+
+def _containers(probe: Callable[[], Sequence[Probe]] | None) -> list[Probe]:
+    found = list(probe()) if probe else []
+    return found or [_not_applicable("containers", "Docker Engine", "no container was started")]
 
 
 def _gpus(footprint: Footprint, watch: GpuWatch | None, seconds: float) -> list[Probe]:
@@ -194,12 +201,6 @@ def _gpus(footprint: Footprint, watch: GpuWatch | None, seconds: float) -> list[
     if real and watch is not None:
         probes += watch.probes(seconds)
     return probes
-
-
-def _containers(probe: Callable[[], Sequence[Probe]] | None) -> list[Probe]:
-    if probe is None:
-        return [_not_applicable("containers", "Docker Engine", "no container was started")]
-    return list(probe())
 
 
 def _host(footprint: Footprint) -> list[Probe]:

@@ -21,7 +21,7 @@ from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import Footprint, take_receipt
 from qualification.execution.supervision import Census, Outcome
 from qualification.execution.supervisor import read_census, read_outcome, recover_outcome
-from qualification.records import Receipt, ReceiptStatus
+from qualification.records import Probe, Receipt, ReceiptStatus
 
 PATIENCE_SECONDS = 60
 """How long after its lease expired an orphaned supervisor may still be sweeping before it is killed."""
@@ -91,6 +91,7 @@ class Recovery:
         receipt = take_receipt(
             _footprint(manifest, folder, outcomes, held),
             gpus=GpuWatch.resume(self.reader, self._baselines(manifest, held)),
+            containers=_containers(manifest, folder),
             check_leases=held.check,
             recovered=True,
         )
@@ -165,6 +166,14 @@ def _end_orphaned(census: Census, mine: Sequence[Holding]) -> None:
     if late < PATIENCE_SECONDS and entry.state != "stopped":
         raise NotYet(f"its supervisor, pid {entry.pid}, is still sweeping")
     send(entry, signal.SIGKILL)
+
+
+def _containers(manifest: Manifest, folder: Path) -> Callable[[], Sequence[Probe]] | None:
+    if manifest.provider != "docker":
+        return None
+    from qualification.providers.docker import probe_containers  # heavy, and rarely needed
+
+    return lambda: probe_containers(manifest.token, census_folders([folder]))
 
 
 def _outcome(folder: Path) -> Outcome:

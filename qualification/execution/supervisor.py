@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,13 +24,11 @@ from qualification.execution.supervision import (
     SPECIFICATION_FILE,
     Census,
     Ending,
-    Limits,
     Outcome,
-    Rank,
     Specification,
     encode,
 )
-from qualification.execution.sweep import sweep_census
+from qualification.execution.sweep import carriers, sweep, sweep_census
 
 RENEW_SECONDS = 10
 RETRY_SECONDS = 1
@@ -75,7 +73,8 @@ def supervise(
         watch.wait(progress or (lambda: None), cancelled or (lambda: None))
     finally:
         watch.end()
-    return read_outcome(folder) or recover_outcome(folder, "the supervisor was killed before it could report")
+    outcome = read_outcome(folder) or recover_outcome(folder, "the supervisor was killed before it could report")
+    return _end_strays(specification, outcome)
 
 
 def read_outcome(folder: Path) -> Outcome | None:
@@ -90,31 +89,6 @@ def read_census(folder: Path) -> Census | None:
     with contextlib.suppress(FileNotFoundError):
         return msgspec.json.decode((folder / CENSUS_FILE).read_bytes(), type=Census)
     return None
-
-
-def specification(
-    command: Sequence[str],
-    *,
-    run: str,
-    token: str,
-    folder: Path,
-    environment: Mapping[str, str],
-    limits: Limits | None = None,
-    working_folder: Path | None = None,
-    echo: bool = False,
-    authority: Authority | None = None,
-) -> Specification:
-    """Return the specification of one command in one process, without events."""
-    return Specification(
-        run=run,
-        token=token,
-        folder=str(folder),
-        ranks=(Rank(command=tuple(command), environment=dict(environment)),),
-        limits=limits or Limits(),
-        working_folder=str(working_folder or Path.cwd()),
-        echo=echo,
-        authority_seconds=authority.seconds if authority else None,
-    )
 
 
 class _Watch:
@@ -207,6 +181,22 @@ class _Watch:
             return False
         bound = limits.wall_seconds + limits.terminate_seconds + limits.kill_seconds + OVERRUN_SECONDS
         return time.monotonic() - self.started > bound
+
+
+def _end_strays(specification: Specification, outcome: Outcome) -> Outcome:
+    """Kill what carries the run's token outside the supervisor's tree (below another daemon), and say so."""
+    if not carriers(specification.token):
+        return outcome
+    seconds = specification.limits.kill_seconds
+    strays = sweep(lambda: carriers(specification.token), terminate_seconds=0, kill_seconds=seconds)
+    complete = msgspec.structs.replace(
+        outcome,
+        swept=(*outcome.swept, *strays.swept),
+        leftovers=(*outcome.leftovers, *strays.leftovers),
+        sweep_ms=outcome.sweep_ms + strays.duration_ms,
+    )
+    write_durably(Path(specification.folder) / OUTCOME_FILE, encode(complete))
+    return complete
 
 
 def recover_outcome(folder: Path, reason: str) -> Outcome:

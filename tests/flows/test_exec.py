@@ -29,7 +29,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def receipt_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = execute(["exec", "--json", "--terminate-wait", "1", "--reclaim-wait", "1", *arguments])
+    code = execute(["exec", "--json", "--grace", "1", "--reclaim-wait", "1", *arguments])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -179,7 +179,7 @@ def test_termination_ends_the_run_with_a_receipt_and_a_closed_lease(
 ) -> None:
     (device, _) = virtual_devices()
     started = tmp_path / "started"
-    command = [QUALIFY, "exec", "--json", "--terminate-wait", "1", "--gpu", device]
+    command = [QUALIFY, "exec", "--json", "--grace", "1", "--gpu", device]
     run = subprocess.Popen(
         [*command, "--", "sh", "-c", f"touch {started}; trap '' TERM; sleep 60"], stdout=subprocess.PIPE
     )

@@ -5,22 +5,23 @@ import sys
 from pathlib import Path
 
 from qualification.execution.environment import child_environment
-from qualification.execution.supervision import Limits, Outcome
-from qualification.execution.supervisor import specification, supervise
+from qualification.execution.supervision import Limits, Outcome, Rank, Specification
+from qualification.execution.supervisor import supervise
 
 DATA = Path(__file__).parents[2] / "data"
 
 
 def run(folder: Path, *command: str, token: str | None = None, **limits: int) -> Outcome:
     """Supervise one command with a TERM wait of one second."""
+    folder.mkdir(parents=True, exist_ok=True)
     return supervise(
-        specification(
-            command,
+        Specification(
             run="test",
             token=token or secrets.token_hex(8),
-            folder=folder,
-            environment=child_environment(folder),
+            folder=str(folder),
+            ranks=(Rank(command=command, environment=child_environment(folder)),),
             limits=Limits(**{"terminate_seconds": 1, **limits}),
+            working_folder=str(folder),
         )
     )
 

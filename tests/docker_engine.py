@@ -1,0 +1,121 @@
+"""A private Docker Engine for tests: its own socket and data, no network, one small image made from Debian packages.
+
+The engine's data, with the image in it, stay in the user's cache: making them takes minutes, using them seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DOCKER = Path(__file__).parents[1] / "docker"
+PACKAGES = "python3,python3-venv,ca-certificates,tini"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainer-rank-qualification-tests"
+
+
+@dataclass
+class Engine:
+    """A running dockerd. ``image`` is the worker image's digest."""
+
+    folder: Path
+    data: Path
+    process: subprocess.Popen[bytes]
+    image: str = ""
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.folder}/docker.sock"
+
+    def docker(self, *arguments: str | Path) -> str:
+        done = subprocess.run(["docker", "-H", self.host, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def containers(self) -> list[str]:
+        return self.docker("ps", "--all", "--quiet").split()
+
+    def wait_for_container(self) -> str:
+        deadline = time.monotonic() + 30
+        while not (running := self.docker("ps", "--quiet", "--filter", "status=running").split()):
+            assert time.monotonic() < deadline, "no container came up"
+            time.sleep(0.1)
+        return running[0]
+
+    def start(self) -> None:
+        options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2"]
+        places = ["--data-root", self.data, "--exec-root", self.folder / "exec", "-p", self.folder / "pid"]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["dockerd", "-H", self.host, *options, *places], stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 60
+        while subprocess.run(["docker", "-H", self.host, "info"], capture_output=True, check=False).returncode:
+            assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "dockerd does not answer"
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def base_tar() -> Path:
+    """Return a root file system with Python and tini, made once and kept in the user's cache."""
+    tar = CACHE / f"bookworm-{PACKAGES.replace(',', '-')}.tar"
+    if not tar.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        aside = tar.with_suffix(f".{os.getpid()}.tar")
+        command = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={PACKAGES}", "bookworm", aside]
+        subprocess.run(command, check=True)
+        aside.rename(tar)
+    return tar
+
+
+def build(engine: Engine) -> str:
+    """Return the digest of the shipped worker image, built on the base unless this very recipe was built before."""
+    recipe = (DOCKER / "worker.Dockerfile").read_bytes()
+    tag = f"qualify-worker:{hashlib.sha256(recipe + PACKAGES.encode()).hexdigest()[:16]}"
+    if not engine.docker("images", "--quiet", tag):
+        base = engine.docker("import", base_tar())
+        context = engine.folder / "context"
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", context / "wheels"]
+        wanted = ["--only-binary", ":all:", "--python-version", "3.11", "msgspec", "safetensors"]
+        subprocess.run([*download, *wanted], check=True)
+        (context / "Dockerfile").write_bytes(recipe)
+        engine.docker("build", "--quiet", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", context)
+    return engine.docker("inspect", "--format", "{{.Id}}", tag)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    missing = [name for name in ("dockerd", "docker", "mmdebstrap") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"a private Docker Engine needs root and {', '.join(missing) or 'nothing else'}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="qualify-docker-", ignore_cleanup_errors=True) as folder,
+        (CACHE / "engine.lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one engine at a time works on the data
+        engine = Engine(Path(folder), CACHE / "engine", None)  # type: ignore[arg-type]  # started at once
+        engine.start()
+        try:
+            engine.image = build(engine)
+            for container in engine.containers():  # of a test session that was killed
+                engine.docker("rm", "--force", container)
+            yield engine
+        finally:
+            engine.stop()

@@ -1,0 +1,216 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from qualification.errors import ConfigurationError
+from qualification.execution.attempt import Attempt
+from qualification.execution.supervision import Ending, Limits, Rank
+from qualification.execution.worker import CONTRACT_VERSION, Job
+from qualification.providers import docker as provider
+from qualification.providers.docker import DockerProvider
+from qualification.providers.docker_keeper import Keeper
+from qualification.providers.protocol import Place
+from qualification.records import Ground, ProbeStatus, ReceiptStatus
+from tests.docker_engine import Engine, docker_engine
+
+__all__ = ["docker_engine"]
+pytestmark = pytest.mark.docker
+
+LIMITS = Limits(wall_seconds=60, terminate_seconds=12)
+
+
+@pytest.fixture
+def engine(docker_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.host)
+    yield docker_engine
+    assert docker_engine.containers() == []
+
+
+def attempt(engine: Engine, folder: Path, **bounds: int) -> Attempt:
+    made = Attempt(run="r", attempt=1, folder=folder, recorded=False, provider=DockerProvider(engine.image, **bounds))
+    made.begin()
+    return made
+
+
+def meanwhile(action: Callable[[], object]) -> threading.Thread:
+    helper = threading.Thread(target=action)
+    helper.start()
+    return helper
+
+
+def containers(made: Attempt) -> Any:
+    receipt = made.take_receipt()
+    return receipt, next(probe for probe in receipt.probes if probe.name == "containers")
+
+
+def test_a_container_runs_without_privilege_and_is_gone_by_id_and_label(engine: Engine, tmp_path: Path) -> None:
+    made = attempt(engine, tmp_path)
+    script = "id -u; touch /here; ls /var/run/docker.sock; cat /proc/1/comm; cat /proc/self/status; exit 7"
+    outcome = made.execute(["sh", "-c", script], "command", limits=LIMITS)
+    assert outcome.exit_code == 7
+    output = (tmp_path / "command/rank-0.stdout.log").read_text()
+    errors = (tmp_path / "command/rank-0.stderr.log").read_text()
+    assert output.startswith("10001\ntini\n")
+    assert "CapEff:\t0000000000000000" in output
+    assert "NoNewPrivs:\t1" in output
+    assert "Read-only file system" in errors
+    assert "docker.sock" in errors
+    receipt, probe = containers(made)
+    assert (receipt.status, receipt.provider, probe.status) == (ReceiptStatus.CLEAN, "docker", ProbeStatus.CLEAN)
+    assert "exited exit code 7" in probe.values["containers"][0]
+
+
+def test_the_trusted_worker_runs_inside_and_its_events_come_out(engine: Engine, tmp_path: Path) -> None:
+    subject = tmp_path / "subject" / "trainer_rank"
+    subject.mkdir(parents=True)
+    (subject / "__init__.py").touch()
+    (subject / "contract.py").write_text(
+        f"""CONTRACT_VERSION = {CONTRACT_VERSION}\nimport os\n"""
+        """os.write(int(os.environ["QUALIFY_EVENTS_FD"]), b'{"event":"inside"}\\n')\n"""
+    )
+    made = attempt(engine, tmp_path / "attempt")
+    job = Job(
+        run="r",
+        attempt=1,
+        workload="unheard_of",
+        ground=Ground.REHEARSAL,
+        policy="none",
+        subject=str(subject.parent),
+        output=str(tmp_path / "attempt" / "work" / "output"),
+    )
+    Path(job.output).mkdir(parents=True)
+    path = tmp_path / "attempt" / "job.json"
+    path.write_bytes(msgspec.json.encode(job))
+    launched = made.launch(path, "work", limits=LIMITS)
+    said = [msgspec.json.decode(stamped.event)["event"] for stamped in launched.events()]
+    assert (launched.outcome.exit_code, said) == (2, ["inside"])
+
+
+def test_what_the_engine_is_asked_for(tmp_path: Path) -> None:
+    made = Attempt(run="r", attempt=1, folder=tmp_path, provider=DockerProvider("sha256:" + "a" * 64))
+    (tmp_path / "c").mkdir()
+    place = Place(
+        run="r", token="t", folder=str(tmp_path / "c"), name="rank-0", gpus=("GPU-1",), reads=("/a",), writes=()
+    )
+    made.provider.rank(Rank(command=("true",)), place)
+    keep = json.loads((tmp_path / "c/rank-0.container.json").read_text())
+    assert keep["place"]["gpus"] == ["GPU-1"]
+
+    class Api:
+        def create_host_config(self, **settings: object) -> dict[str, object]:
+            return settings
+
+    class Client:
+        api = Api()
+
+    keeper = Keeper(msgspec.convert(keep, provider.Keep), Client())  # type: ignore[arg-type]
+    settings = keeper.settings()
+    host = settings["host_config"]
+    (request,) = host["device_requests"]
+    assert (request["DeviceIDs"], request["Count"]) == (["GPU-1"], 0)
+    assert settings["labels"] == {"qualify.token": "t", "qualify.run": "r"}
+    assert (host["read_only"], host["network_mode"], host["cap_drop"]) == (True, "none", ["ALL"])
+    assert not any("docker.sock" in bind for bind in host["binds"])
+
+
+@pytest.mark.parametrize("image", ["debian", "debian:bookworm", "sha256:abc", "name@sha256:" + "g" * 64])
+def test_only_a_digest_names_an_image(image: str) -> None:
+    with pytest.raises(ConfigurationError, match="digest"):
+        DockerProvider(image)
+
+
+def test_out_of_memory_is_told(engine: Engine, tmp_path: Path) -> None:
+    made = attempt(engine, tmp_path, memory_bytes=64 << 20)
+    outcome = made.execute(["python3", "-c", "bytearray(1 << 30)"], "command", limits=LIMITS)
+    receipt, probe = containers(made)
+    assert (outcome.exit_code, receipt.status) == (137, ReceiptStatus.CLEAN)
+    assert "OOM-killed" in probe.values["containers"][0]
+
+
+def test_a_paused_container_is_ended_and_the_receipt_says_it_was_paused(engine: Engine, tmp_path: Path) -> None:
+    made = attempt(engine, tmp_path)
+    helper = meanwhile(lambda: engine.docker("pause", engine.wait_for_container()))
+    outcome = made.execute(["sleep", "60"], "command", limits=Limits(wall_seconds=6, terminate_seconds=12))
+    helper.join()
+    receipt, probe = containers(made)
+    assert (outcome.ending, receipt.status) == (Ending.TIMED_OUT, ReceiptStatus.CLEAN)
+    assert "was paused" in probe.values["containers"][0]
+
+
+def test_a_renamed_container_whose_keeper_was_killed_is_found_by_label(engine: Engine, tmp_path: Path) -> None:
+    def disturb() -> None:
+        engine.docker("rename", engine.wait_for_container(), "another")
+        keeper = subprocess.run(
+            ["pgrep", "-f", f"docker_keeper {tmp_path}"], capture_output=True, text=True, check=True
+        )
+        os.kill(int(keeper.stdout.split()[0]), signal.SIGKILL)
+
+    made = attempt(engine, tmp_path)
+    helper = meanwhile(disturb)
+    outcome = made.execute(["sleep", "60"], "command", limits=LIMITS)
+    helper.join()
+    receipt, probe = containers(made)
+    assert (outcome.exit_code, receipt.status) == (-signal.SIGKILL, ReceiptStatus.CLEAN)
+    assert len(probe.values["removed"]) == 1
+
+
+def test_a_restarted_engine_gives_a_truthful_end(engine: Engine, tmp_path: Path) -> None:
+    def restart() -> None:
+        engine.wait_for_container()
+        engine.stop()
+        engine.start()
+
+    made = attempt(engine, tmp_path)
+    helper = meanwhile(restart)
+    outcome = made.execute(["sleep", "60"], "command", limits=LIMITS)
+    helper.join()
+    receipt, probe = containers(made)
+    assert outcome.exit_code not in (0, None)
+    assert receipt.status is ReceiptStatus.CLEAN
+    assert "exited" in probe.values["containers"][0]
+
+
+def test_a_silent_engine_is_unverified_and_a_later_look_is_clean(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider, "CALL_SECONDS", 2)
+
+    def silence() -> None:
+        engine.wait_for_container()
+        engine.process.send_signal(signal.SIGSTOP)
+
+    made = attempt(engine, tmp_path)
+    helper = meanwhile(silence)
+    started = time.monotonic()
+    made.execute(["sleep", "60"], "command", limits=Limits(wall_seconds=4, terminate_seconds=2, kill_seconds=2))
+    helper.join()
+    receipt, probe = containers(made)
+    try:
+        assert time.monotonic() - started < 30
+        assert (receipt.status, probe.status) == (ReceiptStatus.UNVERIFIED, ProbeStatus.UNREADABLE)
+        assert [process.command for process in receipt.swept][-1] == "sleep"
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+    again, found = containers(made)
+    assert (again.status, found.status) == (ReceiptStatus.CLEAN, ProbeStatus.CLEAN)
+    assert len(found.values["removed"]) == 1
+
+
+def test_an_engine_that_is_not_there_is_unverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    made = Attempt(run="r", attempt=1, folder=tmp_path, provider=DockerProvider("sha256:" + "a" * 64))
+    made.begin()
+    outcome = made.execute([sys.executable, "-V"], "command", limits=LIMITS)
+    receipt = made.take_receipt()
+    assert (outcome.exit_code, receipt.status) == (125, ReceiptStatus.UNVERIFIED)
+    assert "the engine did not answer" in (receipt.reason or "")
