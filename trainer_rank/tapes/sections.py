@@ -1,15 +1,18 @@
 """Repeated parts of a path: how often they repeat, and the same path with another count.
 
 A stage that ends in a number, ``forward/layer/3``, is one instance of the section ``layer``. A section may be given
-another count when two neighbouring instances do the same thing in every phase: same events, same streams, sizes by the
-same rules, and blocks handed on over the same distance. The copies then do it too.
+another count when it repeats with a period (every layer alike, or every fourth an attention layer) and when the first
+instance after some period does exactly what the first one of it did: same events, same streams, sizes by the same
+rules, and blocks handed on over the same distance. Then the instances of that period may follow each other again.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes.passes import Action, Operation
@@ -70,27 +73,49 @@ class _Stretch:
     def to(self, count: int) -> Path:
         if count == self.count:
             return self.path
-        first, last = self._alike()
+        if not self.count or count < 1:
+            raise TapeError(f"section {self.section} has {self.count} instances; it cannot have {count}")
+        period = self._period()
         more = count - self.count
-        if count < 1 or -more > last - first:
-            raise TapeError(f"section {self.section}: {count} instances are fewer than those that differ; record them")
-        return _Rebuild(self, first, more).path()
-
-    def _alike(self) -> tuple[int, int]:
-        """Return the longest range of neighbouring instances that do the same thing."""
-        signatures = [self._signature(index) for index in range(self.count)]
-        best, start = (0, 0), 0
-        for index in range(1, self.count + 1):
-            if index == self.count or signatures[index] != signatures[start]:
-                if index - 1 - start > best[1] - best[0]:
-                    best = (start, index - 1)
-                start = index
-        if best[0] == best[1]:
+        if more % period:
             raise TapeError(
-                f"section {self.section}: no two of its {self.count} instances are alike, so none may be repeated; "
-                "record a pass with the count that is needed"
+                f"section {self.section} repeats every {period} instances; {count} are no whole number more"
             )
-        return best
+        return _Rebuild(self, self._first(period if more > 0 else -more), period, more).path()
+
+    def _period(self) -> int:
+        """Return the least distance over which all instances do much the same; at the ends they may differ a little."""
+        contents = [self._content(index) for index in range(self.count)]
+        for period in range(1, self.count):
+            if all(_much_alike(one, other) for one, other in zip(contents, contents[period:], strict=False)):
+                return period
+        raise TapeError(
+            f"section {self.section}: its {self.count} instances are of different kinds and do not repeat, so none may "
+            "be repeated; record a pass with more of them, or with the count that is needed"
+        )
+
+    def _first(self, distance: int) -> int:
+        """Return the middle instance of those that do exactly what the instance at that distance does."""
+        signatures = [self._signature(index) for index in range(self.count)]
+        found = [index for index in range(self.count - distance) if signatures[index] == signatures[index + distance]]
+        if not found:
+            raise TapeError(
+                f"section {self.section}: no two of its {self.count} instances are alike at a distance of {distance}; "
+                "record a pass with more of them, or with the count that is needed"
+            )
+        return found[len(found) // 2]
+
+    def _content(self, index: int) -> Counter[Hashable]:
+        return Counter(
+            (run.pattern, action, stream, self._explanation(subject))
+            for run in self.runs
+            if run.index == index
+            for action, subject, stream in self.path.operations[run.first : run.end]
+            if action is not Action.RELEASE
+        )
+
+    def _explanation(self, subject: int) -> int:
+        return self.path.allocations[subject] if subject >= 0 else self.path.ancestors[~subject]
 
     def _signature(self, index: int) -> Hashable:
         return tuple(
@@ -104,9 +129,8 @@ class _Stretch:
         if action is Action.RELEASE:
             return action
         home = self.homes[subject]
-        explanation = self.path.allocations[subject] if subject >= 0 else self.path.ancestors[~subject]
         distance = ("outside", subject) if home.index is None else (home.pattern, home.index - index)
-        return action, stream, explanation, distance, home.place
+        return action, stream, self._explanation(subject), distance, home.place
 
 
 def _runs(path: Path, section: str) -> Iterator[_Run]:
@@ -131,12 +155,18 @@ def _homes(path: Path, runs: Sequence[_Run]) -> dict[int, _Home]:
     return homes
 
 
-class _Rebuild:
-    """Writes the path anew with ``more`` copies of instance ``template`` (or so many of its likes left out)."""
+def _much_alike(one: Counter[Hashable], other: Counter[Hashable]) -> bool:
+    """Tell whether nine tenths of what either does is done by both."""
+    return 10 * (one & other).total() >= 9 * (one | other).total()
 
-    def __init__(self, stretch: _Stretch, template: int, more: int) -> None:
+
+class _Rebuild:
+    """Writes the path anew with ``more`` instances: copies of the period that begins at ``first``, or without some."""
+
+    def __init__(self, stretch: _Stretch, first: int, period: int, more: int) -> None:
         self.source = stretch
-        self.template = template
+        self.first = first
+        self.period = period
         self.more = more
         self.names: dict[_Home, int] = {}
         self.operations: list[Operation] = []
@@ -154,25 +184,19 @@ class _Rebuild:
 
     def _order(self) -> Iterator[tuple[_Run, int | None]]:
         """Yield every run to write, with the instance that it becomes."""
-        ascending = self._directions()
-        for run in self.source.runs:
-            if run.index is None or run.index < self.template:
-                yield run, run.index
-            elif run.index == self.template:
-                copies = [(run, self.template + each) for each in range(max(0, self.more) + 1)]
-                yield from copies if ascending[run.pattern] else reversed(copies)
-            elif run.index > self.template - min(0, self.more):
-                yield run, run.index + self.more
-
-    def _directions(self) -> dict[str, bool]:
-        seen: dict[str, list[int]] = {}
-        for run in self.source.runs:
-            if run.index is not None:
-                seen.setdefault(run.pattern, []).append(run.index)
-        for pattern, indices in seen.items():
-            if indices not in (sorted(set(indices)), sorted(set(indices), reverse=True)):
-                raise TapeError(f"section {self.source.section}: {pattern} runs out of order, so it cannot be repeated")
-        return {pattern: indices == sorted(indices) for pattern, indices in seen.items()}
+        last = self.first + max(self.period, -self.more)
+        before = -1
+        for inside, group in groupby(self.source.runs, lambda run: run.index in range(self.first, last)):
+            runs = list(group)
+            if not inside:
+                for run in runs:
+                    yield run, run.index if run.index is None or run.index < self.first else run.index + self.more
+                    before = -1 if run.index is None else run.index
+            elif self.more > 0:
+                ascending = 0 <= before < self.first or (before < 0 and self.first == 0)
+                shifts = range(0, self.more + 1, self.period)
+                for shift in shifts if ascending else reversed(shifts):
+                    yield from ((run, run.index + shift) for run in runs if run.index is not None)
 
     def _emit(self, run: _Run, index: int | None) -> None:
         stage = run.stage if index is None else f"{run.pattern}/{index}"
@@ -201,5 +225,6 @@ class _Rebuild:
             return home
         if old is not None and new is not None:
             return _Home(home.pattern, home.index + new - old, home.place)
-        moved = home.index if home.index <= self.template else home.index + self.more
+        kept = self.first + (self.period if self.more > 0 else 0)
+        moved = home.index if home.index < kept else home.index + self.more
         return _Home(home.pattern, moved, home.place)

@@ -79,13 +79,18 @@ def rows(coefficient: int, constant: int = 0, feature: str = "packed_tokens") ->
 
 def layered(layers: int, sizes: Sequence[Size], boundary: Size) -> list[Step]:
     """Return forward and backward of ``layers`` layers with recomputation; each layer keeps its input."""
-    return [*_forward(layers, sizes, boundary), *_backward(layers, sizes, boundary)]
+    return mixed([sizes] * layers, boundary)
 
 
-def _forward(layers: int, sizes: Sequence[Size], boundary: Size) -> Iterator[Step]:
+def mixed(kinds: Sequence[Sequence[Size]], boundary: Size) -> list[Step]:
+    """Return forward and backward of layers that work on different sizes each."""
+    return [*_forward(kinds, boundary), *_backward(kinds, boundary)]
+
+
+def _forward(kinds: Sequence[Sequence[Size]], boundary: Size) -> Iterator[Step]:
     yield Step(stage="forward/embedding")
     yield Step("input 0", boundary)
-    for layer in range(layers):
+    for layer, sizes in enumerate(kinds):
         yield Step(stage=f"forward/layer/{layer}")
         yield from _inside("f", layer, sizes)
         yield Step(f"input {layer + 1}", boundary)
@@ -94,12 +99,13 @@ def _forward(layers: int, sizes: Sequence[Size], boundary: Size) -> Iterator[Ste
     yield Step("logits", rows(4096, 512))
 
 
-def _backward(layers: int, sizes: Sequence[Size], boundary: Size) -> Iterator[Step]:
+def _backward(kinds: Sequence[Sequence[Size]], boundary: Size) -> Iterator[Step]:
+    layers = len(kinds)
     yield Step(stage="backward/head")
     yield Step("gradient", boundary)
     yield Step(death="logits")
     yield Step(death=f"input {layers}")
-    for layer in reversed(range(layers)):
+    for layer, sizes in reversed(list(enumerate(kinds))):
         yield Step(stage=f"backward/layer/{layer}")
         yield from _inside("b", layer, sizes)
         yield Step(f"gradient {layer}", boundary)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.trainer_rank.tapes.programs import layered, record, rows
+from tests.trainer_rank.tapes.programs import Size, layered, mixed, record, rows
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes import Status, fit, forecast
 from trainer_rank.tapes.sections import section_counts, with_count
@@ -40,13 +42,41 @@ def test_forty_layers_are_forecast_exactly_from_four() -> None:
     assert made.notes == ("40 layers from recordings of 4",)
 
 
-def test_layers_that_differ_may_not_be_repeated() -> None:
+DELTA, ATTENTION = SIZES, (rows(2048), rows(70000), rows(100, 8), rows(12345))
+
+
+def hybrid(layers: int) -> list[Sequence[Size]]:
+    """Every fourth layer is of another kind."""
+    return [ATTENTION if layer % 4 == 3 else DELTA for layer in range(layers)]
+
+
+@pytest.mark.parametrize("count", [4, 12, 40])
+def test_every_fourth_layer_of_another_kind_stays_every_fourth(count: int) -> None:
+    probes = [record(mixed(hybrid(8), BOUNDARY), {"packed_tokens": n, "layers": 8}) for n in (256, 512, 4096)]
+    target = record(mixed(hybrid(count), BOUNDARY), {"packed_tokens": 3000})
+    made = forecast(fit(probes), {"packed_tokens": 3000}, target.before, layers=count)
+    assert made.expected is not None
+    assert made.expected[:2] == (target.peak_allocated, target.peak_reserved)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "text"),
+    [
+        (4, 8, "of different kinds and do not repeat"),
+        (8, 10, "repeats every 4 instances"),
+        (8, 0, "it cannot have 0"),
+    ],
+)
+def test_layers_of_several_kinds_are_repeated_only_as_recorded(recorded: int, wanted: int, text: str) -> None:
+    probes = [record(mixed(hybrid(recorded), BOUNDARY), {"packed_tokens": n}) for n in (256, 512, 4096)]
+    with pytest.raises(TapeError, match=text):
+        with_count(fit(probes).parts[0].paths[0], "layer", wanted)
+
+
+def test_layers_that_are_never_alike_may_not_be_repeated() -> None:
     with pytest.raises(TapeError, match="no two of its 2 instances are alike"):
         with_count(path_of(2), "layer", 3)
-
-
-def test_fewer_layers_than_differ_are_refused() -> None:
-    with pytest.raises(TapeError, match="fewer than those that differ"):
+    with pytest.raises(TapeError, match="no two of its 4 instances are alike at a distance of 3"):
         with_count(path_of(4), "layer", 1)
 
 
