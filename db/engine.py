@@ -19,7 +19,7 @@ from qualification.errors import ConfigurationError, QualificationError
 from qualification.evidence.findings import Code, InvalidEvidence
 from qualification.home import home
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every schema revision in order, oldest first; the last is the one this program reads and writes."""
 
 LOCK_WAIT_SECONDS = 45

@@ -225,6 +225,21 @@ tombstones = Table(
     Index("tombstones_by_digest", "sha256"),
 )
 
+publications = Table(
+    "publications",
+    metadata,
+    _sequence(),
+    Column("run", Text, nullable=False),
+    Column("commit", CommitId, nullable=False),
+    Column("context", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("published", Boolean, nullable=False),
+    Column("published_at", Text, nullable=False),
+    Column("reason", Text),
+    Index("publications_by_commit", "commit", "context", "sequence"),
+)
+
 PROJECTIONS: tuple[Table, ...] = (
     runs,
     workload_results,
@@ -237,5 +252,6 @@ PROJECTIONS: tuple[Table, ...] = (
     approvals,
     permissions,
     tombstones,
+    publications,
 )
 """Every table that ``qualify db rebuild`` makes again from the ledger."""

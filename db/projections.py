@@ -21,6 +21,7 @@ from qualification.records import (
     Approval,
     Figure,
     Lease,
+    Publication,
     Receipt,
     Tombstone,
     TreeHead,
@@ -139,6 +140,8 @@ def _rows(read: Read, known_runs: set[str]) -> Iterator[tuple[Table, Row]]:
                         "removed_at": tombstone.removed_at,
                     },
                 )
+        case Publication():
+            yield models.publications, msgspec.structs.asdict(read.fact)
         case TreeHead():
             return
 

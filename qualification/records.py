@@ -238,3 +238,19 @@ class Tombstone(Record, frozen=True):
     blobs: tuple[Sha256, ...]
     reason: str
     removed_at: Stamp
+
+
+class Publication(Record, frozen=True):
+    """Whether a run's decision was shown as a commit status, on which commit and how, or why it was not.
+
+    ``state`` is ``success``, ``failure``, ``pending`` or ``error``, as the host of the repository knows it.
+    """
+
+    run: str
+    commit: Commit
+    context: str
+    state: str
+    description: str
+    published: bool
+    published_at: Stamp
+    reason: str | None = None

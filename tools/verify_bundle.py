@@ -32,7 +32,7 @@ PREFIX, SUFFIX = "urn:trainer-rank-qualification:", ":v1"
 STAMPS = {  # the field of each kind of fact that says when it was signed
     "qualification-result": "started_at", "cleanup-receipt": "taken_at", "adoption-decision": "decided_at",
     "human-approval": "signed_at", "run-permission": "signed_at", "tree-head": "signed_at", "tombstone": "removed_at",
-}  # fmt: skip
+    "status-publication": "published_at"}  # fmt: skip
 BY_PEOPLE = {"human-approval", "run-permission"}
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, tarfile.TarError)
 

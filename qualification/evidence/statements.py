@@ -20,6 +20,7 @@ from qualification.records import (
     AdoptionDecision,
     Approval,
     Criterion,
+    Publication,
     Receipt,
     Record,
     Subject,
@@ -42,6 +43,7 @@ class PredicateType(StrEnum):
     RUN_PERMISSION = "urn:trainer-rank-qualification:run-permission:v1"
     TREE_HEAD = "urn:trainer-rank-qualification:tree-head:v1"
     TOMBSTONE = "urn:trainer-rank-qualification:tombstone:v1"
+    STATUS_PUBLICATION = "urn:trainer-rank-qualification:status-publication:v1"
 
     @property
     def short(self) -> str:
@@ -98,10 +100,11 @@ KINDS = {
     PredicateType.RUN_PERMISSION: Kind(Approval, KeyUse.PERSON, lambda approval: str(approval.signed_at)),
     PredicateType.TREE_HEAD: Kind(TreeHead, KeyUse.PIPELINE, lambda head: str(head.signed_at)),
     PredicateType.TOMBSTONE: Kind(Tombstone, KeyUse.PIPELINE, lambda tombstone: str(tombstone.removed_at)),
+    PredicateType.STATUS_PUBLICATION: Kind(Publication, KeyUse.PIPELINE, lambda shown: str(shown.published_at)),
 }
 PERMIT = "permit"
 
-Fact = WorkloadResult | Receipt | AdoptionDecision | Approval | TreeHead | Tombstone
+Fact = WorkloadResult | Receipt | AdoptionDecision | Approval | TreeHead | Tombstone | Publication
 
 
 class Read(NamedTuple):
@@ -162,6 +165,8 @@ def predicate_type_of(fact: Fact) -> PredicateType:
             return PredicateType.TREE_HEAD
         case Tombstone():
             return PredicateType.TOMBSTONE
+        case Publication():
+            return PredicateType.STATUS_PUBLICATION
         case Approval():
             return PredicateType.RUN_PERMISSION if fact.action == PERMIT else PredicateType.HUMAN_APPROVAL
 
@@ -178,6 +183,8 @@ def _subject(fact: Fact, source: Subject | None) -> Iterable[Resource]:
             yield Resource(name=f"ledger:{fact.ledger}", digest={"sha256": fact.root})
         case Tombstone():
             yield from (Resource(name="blob", digest={"sha256": digest}) for digest in fact.blobs)
+        case Publication():
+            yield Resource(name="source", digest={"gitCommit": fact.commit})
         case Approval():
             yield Resource(name="source", digest={"gitCommit": fact.commit})
             if fact.evidence_root is not None:
