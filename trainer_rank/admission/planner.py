@@ -66,6 +66,29 @@ def choose(
     return replace(choice, remedy=_remedy(units[0], lambda unit: _climb(unit, rungs, forecaster, budget, False)))
 
 
+def consider(
+    units: Sequence[Unit],
+    rungs: Sequence[Rung],
+    forecaster: Forecaster,
+    budget: Budget,
+    width: int,
+    ordinal: int,
+    *,
+    oversize: bool = False,
+) -> Choice:
+    """Decide on one plan that another rank proposed: ``width`` leading units whole, or plan ``ordinal`` of the first.
+
+    The ladder is in its own order here, so that the ordinal means the same on every rank.
+    """
+    plans = [plan for rung in rungs for plan in rung.plans(slot_groups(units[0]))]
+    wide = Plan(Whole.name, slot_groups([shape for unit in units[:width] for shape in unit]))
+    plan = plans[ordinal] if width == 1 else wide
+    candidate, demand = _candidate(ordinal, plan, forecaster), forecaster.demand(plan)
+    decision = decide([demand], budget, [candidate], oversize=oversize)
+    chosen = None if decision.selected is None else plan
+    return Choice(width, chosen, decision, budget, (candidate,), (demand,))
+
+
 def unforecast(units: Sequence[Unit], budget: Budget, policy: str) -> Choice:
     """Run the first unit whole and unseen, as a policy without forecasts does; nothing is known of what it takes."""
     plan = Plan(Whole.name, slot_groups(units[0]))

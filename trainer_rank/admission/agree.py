@@ -1,0 +1,98 @@
+"""Agree with the other ranks on one plan: two small all-gathers per decision, and nobody waits for the dead.
+
+A rank that cannot plan says so in its row. One that dies breaks its connections: whoever notices writes the reason into
+the store, where everybody who waits looks every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as distributed
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from trainer_rank.admission.decide import Outcome
+from trainer_rank.admission.planner import Choice
+from trainer_rank.admission.vote import ROW_LENGTH, Proposal, Vote, admitted, proposed, vote_of
+from trainer_rank.errors import PlanningError
+
+_LOOK_SECONDS = 0.05
+_FAILED = "failed"
+
+
+class Agreement:
+    """Makes one decision with all ranks of ``group`` (Gloo); ``store`` is the one that the group was made with.
+
+    ``patience`` bounds the wait for a rank that is alive but does not come, in seconds.
+    """
+
+    def __init__(self, store: Store, group: distributed.ProcessGroup | None = None, patience: float = 600.0) -> None:
+        self._group = group
+        self._store = PrefixStore("admission", store)
+        self._patience = patience
+        self.rank = distributed.get_rank(group)
+        self.collectives = 0
+
+    def decide(
+        self, propose: Callable[[], Choice], review: Callable[[Proposal], Choice], *, oversize: bool = False
+    ) -> Choice:
+        """Return the plan that every rank runs. ``propose`` makes this rank's own choice, ``review`` judges another's.
+
+        Raises on every rank alike: PlanningError when one cannot plan or is gone, AdmissionRefused or AdmissionUnknown
+        when one does not fit. The rank that cannot plan raises what kept it from planning.
+        """
+        _, votes = self._vote(propose, oversize)
+        proposal = proposed(votes)
+        reviewed, votes = self._vote(lambda: review(proposal), oversize)
+        admitted(votes)
+        return reviewed
+
+    def _vote(self, make: Callable[[], Choice], oversize: bool) -> tuple[Choice, list[Vote]]:
+        try:
+            found = make()
+        except Exception as error:  # whatever kept this rank from planning is told to its peers before it is raised
+            vote = Vote(Outcome.PLANNING_ERROR, reason=f"{type(error).__name__}: {error}")
+            self._gather(vote.row())
+            raise
+        return found, [Vote.of_row(row) for row in self._gather(vote_of(found, oversize).row())]
+
+    def _gather(self, row: list[int]) -> list[list[int]]:
+        """Exchange one row of fixed length. Raises PlanningError within a moment of a peer's death."""
+        self.collectives += 1
+        mine = torch.tensor(row, dtype=torch.int64)
+        rows = [torch.empty(ROW_LENGTH, dtype=torch.int64) for _ in range(distributed.get_world_size(self._group))]
+        try:
+            work = distributed.all_gather(rows, mine, group=self._group, async_op=True)
+            self._wait(work)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+        return [each.tolist() for each in rows]
+
+    def _wait(self, work: distributed.Work) -> None:
+        """Wait for a collective, looking into the store for a failure that another rank has noticed."""
+        begun = looked = time.monotonic()
+        while not work.is_completed():
+            time.sleep(0.001)
+            now = time.monotonic()
+            if now - looked < _LOOK_SECONDS:
+                continue
+            looked = now
+            if self._store.check([_FAILED]):
+                raise PlanningError(self._store.get(_FAILED).decode())
+            if now - begun > self._patience:
+                raise RuntimeError(f"a rank did not come within {self._patience} s")
+        work.wait(timedelta(seconds=1))
+
+    def _broken(self, error: RuntimeError) -> PlanningError:
+        """Tell everybody what this rank noticed, and return it as the error to raise."""
+        text = f"rank {self.rank} lost a peer during admission: {str(error).splitlines()[0][:200]}"
+        try:
+            if self._store.check([_FAILED]):
+                return PlanningError(self._store.get(_FAILED).decode())
+            self._store.set(_FAILED, text)
+        except RuntimeError:
+            text = f"{text}; the store's rank is gone too"
+        return PlanningError(f"{text}; restart all ranks")
