@@ -1,0 +1,78 @@
+"""Whatever moment a run is killed at, one sweep closes it truthfully, and a second one changes nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import open_for_reading
+from db.leases import DatabaseLeaseStore
+from flows.cli.main import execute
+from qualification.execution.sweep import carriers
+from tests.crash.dying import BOUNDARIES, qualify_and_die
+from tests.flows.subjects import Trainer
+
+CLOSED_BY_ITSELF = ("before decision",)
+UNRECORDED = ("after lease", "after provision", "mid-workload", "mid-workload, with its supervisor", "before hashing",
+              "after blob, before commit")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return Trainer(tmp_path_factory.mktemp("crash") / "trainer")
+
+
+def sweep(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:
+    """Sweep until no attempt is left alone; an orphaned supervisor may still be at work at first."""
+    deadline = time.monotonic() + 30
+    while True:
+        capsys.readouterr()
+        code = execute(["sweep", "--json"])
+        attempts = json.loads(capsys.readouterr().out)["attempts"]
+        if all(attempt["receipt"] for attempt in attempts):
+            return code, attempts
+        assert time.monotonic() < deadline, attempts
+        time.sleep(0.2)
+
+
+def recorded(capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    execute(["evidence", "list", "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_one_sweep_closes_what_a_killed_run_left(
+    private: Path,
+    permit: Callable[[str], None],
+    trainer: Trainer,
+    capsys: pytest.CaptureFixture[str],
+    boundary: str,
+) -> None:
+    head = trainer.head(f"# {boundary}\nraise RuntimeError('fails at once')")
+    permit(head)
+    qualify_and_die(boundary, head, trainer.folder)
+    code, attempts = sweep(capsys)
+    assert code == 0
+    assert len(attempts) == (0 if boundary in CLOSED_BY_ITSELF else 1)
+    for attempt in attempts:
+        assert (attempt["receipt"]["status"], attempt["receipt"]["recovered"]) == ("CLEAN", True)
+    engine = open_for_reading()
+    store = DatabaseLeaseStore(engine)
+    assert store.holdings() == ()
+    assert not any(resource.quarantine for resource in store.resources())
+    engine.dispose()
+    worktrees = private / "worktrees"
+    assert not worktrees.exists() or not list(worktrees.iterdir())
+    for manifest in private.glob("runs/*/*/attempt.json"):
+        assert not carriers(json.loads(manifest.read_text())["token"])
+    assert execute(["verify"]) == 0
+    before = recorded(capsys)
+    assert ("INCOMPLETE" in json.dumps(before)) == (boundary in UNRECORDED)
+    assert execute(["sweep"]) == 0
+    assert recorded(capsys) == before
