@@ -59,21 +59,20 @@ class Probes:
         """Return a forecaster that sees the device as it was in ``sample``."""
         return PlanForecaster(self._library(self._recorded), self._policy, sample)
 
-    def prepare(self, keys: Iterable[GroupKey]) -> bool:
-        """Record every kind of pass that groups with these keys may need; says whether any probe ran.
+    def missing(self, keys: Iterable[GroupKey]) -> dict[PassKey, GroupKey]:
+        """Return every kind of pass that groups with these keys may need and that was not recorded yet."""
+        needed = {
+            self._key(Subforward(key, ()), retention): key
+            for key in sorted(keys)
+            for retention in self._retentions(key)
+        }
+        return {pass_key: key for pass_key, key in needed.items() if pass_key not in self._recorded}
 
-        What the probes left in the cache is returned to the driver.
-        """
-        before = len(self._recorded)
-        for key in sorted(keys):
-            for retention in self._retentions(key):
-                pass_key = self._key(Subforward(key, ()), retention)
-                if pass_key not in self._recorded:
-                    self._recorded[pass_key] = self._record(key, pass_key)
-        if len(self._recorded) == before:
-            return False
+    def prepare(self, missing: Mapping[PassKey, GroupKey]) -> None:
+        """Record these kinds of pass. What the probes left in the cache is returned to the driver."""
+        for pass_key, key in missing.items():
+            self._recorded[pass_key] = self._record(key, pass_key)
         self._model.device.empty_cache()
-        return True
 
     def _retentions(self, key: GroupKey) -> Iterator[Retention]:
         yield Retention.DEVICE

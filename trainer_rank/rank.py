@@ -25,6 +25,7 @@ from trainer_rank.policies import Policy
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
 from trainer_rank.release.headroom import Headroom
+from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.witness import Witness
 from trainer_rank.requests import Request, shapes_of
@@ -128,11 +129,13 @@ class TrainerRank:
         step, self._steps = self._steps, self._steps + 1
         self._device.reset_peaks()
         announce_forecast(self._announcer, step, choice)
+        if choice.decision.outcome is not Outcome.ADMITTED_OVERSIZED:
+            self._headroom.cap(self._policy.reserve_bytes)
         run = PlanRun(self._model, choice.plan, requests, self._announcer.stage)
         micro_batch = MicroBatch(step, choice, run)
         self._current = micro_batch
         with self._executing(micro_batch):
-            with self._headroom.working():
+            with self._headroom.protected(FORWARD), self._headroom.working():
                 run.forward()
             self._hand_off(choice)
         return micro_batch
@@ -147,7 +150,7 @@ class TrainerRank:
     def collective(self, name: str) -> AbstractContextManager[None]:
         """Protect a collective that runs outside any hand-off, such as a reduction of gradient norms or a barrier."""
         self._require_open()
-        return self._headroom.collective(name)
+        return self._headroom.protected(COLLECTIVE, name)
 
     @contextmanager
     def _executing(self, micro_batch: MicroBatch) -> Iterator[None]:
@@ -167,14 +170,15 @@ class TrainerRank:
         micro_batch.check(loss)
         slots = micro_batch.training_slots
         try:
-            with self._executing(micro_batch):
+            with self._executing(micro_batch), self._headroom.protected(BACKWARD):
                 micro_batch.consume(loss)
         except BaseException:
             self._broken = f"the backward of micro-batch {micro_batch.step} failed"
             raise
+        finally:
+            self._headroom.uncap()
         self._trained |= slots
         self._backwards += 1
-        self._headroom.learn()
         announce_observation(self._announcer, micro_batch.step, self._device)
         self._witness.observed(micro_batch.step, micro_batch.choice)
 
@@ -257,6 +261,7 @@ class TrainerRank:
         }
 
     def _expire(self) -> None:
+        self._headroom.uncap()
         if self._current is not None:
             self._current.expire()
             self._current = None

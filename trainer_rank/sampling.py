@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_rank.admission.budget import Budget, Status, Term
@@ -13,7 +14,9 @@ from trainer_rank.forecasting import Sample
 from trainer_rank.packing import GroupKey
 from trainer_rank.policies import Policy
 from trainer_rank.probing import Probes
+from trainer_rank.release.caches import without_unused
 from trainer_rank.release.headroom import Headroom
+from trainer_rank.release.libraries import BACKWARD
 
 if TYPE_CHECKING:
     from trainer_rank.devices.protocol import Device
@@ -39,19 +42,28 @@ class Sampler:
         if not self._policy.forecasts:
             return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
-        if self._probes.prepare(keys):
-            self._headroom.learn()
-        choice = self._decide(pending, optimizer_bytes, oversize)
-        if choice.plan is None and self._policy.release_on_refusal and self._released(choice):
-            return self._decide(pending, optimizer_bytes, oversize)
-        return choice
-
-    def _released(self, choice: Choice) -> bool:
-        cached = self._device.reserved() > self._device.allocated()
-        return cached and self._headroom.release(f"refused: {choice.decision.reason}")
-
-    def _decide(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
+        if missing := self._probes.missing(keys):
+            with self._headroom.protected(BACKWARD, "probes"):
+                self._probes.prepare(missing)
         budget, sample = self._budget(optimizer_bytes)
+        choice = self._decide(pending, budget, sample, oversize=False)
+        if choice.plan is not None:
+            return choice
+        if self._policy.release_on_refusal:
+            self._headroom.release(choice.decision.reason, lambda: self._helps(pending, budget, sample))
+            budget, sample = self._budget(optimizer_bytes)
+        return self._decide(pending, budget, sample, oversize)
+
+    def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample) -> bool:
+        """Say whether the smallest plan would be admitted after a release; policies without claims just try."""
+        if not self._policy.claims_libraries:
+            return True
+        left = without_unused(sample.snapshot)
+        free = budget.free + sample.snapshot.reserved - left.reserved
+        after = Sample(sample.ordinal, sample.memory._replace(free=free), left)
+        return self._decide(pending, replace(budget, free=free), after).plan is not None
+
+    def _decide(self, pending: Sequence[Unit], budget: Budget, sample: Sample, oversize: bool = False) -> Choice:
         return choose(pending, self._rungs, self._probes.forecaster(sample), budget, oversize=oversize)
 
     def _budget(self, optimizer_bytes: int) -> tuple[Budget, Sample]:

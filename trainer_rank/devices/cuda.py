@@ -168,6 +168,35 @@ class CudaDevice:
             torch.cuda.empty_cache()
             return before - self.reserved()
 
+    @property
+    def current_stream(self) -> int:
+        """Handle of the calling thread's stream on this device; 0 is the default stream."""
+        return int(torch.cuda.current_stream(self._index).cuda_stream)
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Serve what is born inside from another stream's pools, one of PyTorch's 32 in turn."""
+        with torch.cuda.stream(torch.cuda.Stream(self._index)):  # type: ignore[no-untyped-call]
+            yield
+
+    def process_reserved(self) -> dict[str, int]:
+        """Bytes that the allocator holds on every device of this process, by name."""
+        return {f"cuda:{index}": torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count())}
+
+    def driver_allocations(self) -> int:
+        """How many segments the allocator has taken from the driver, as it counts them itself."""
+        return int(self._statistics()["num_device_alloc"])
+
+    def cap(self) -> int | None:
+        """Bytes that the allocator may hold at most; None when only the card limits it."""
+        fraction = torch.cuda.get_per_process_memory_fraction(self._index)
+        return None if fraction >= 1 else int(fraction * self.memory_info().total)
+
+    def set_cap(self, cap: int | None) -> None:
+        """Limit what the allocator may hold from now on; PyTorch takes it as a fraction of the card."""
+        fraction = 1.0 if cap is None else min(1.0, cap / self.memory_info().total)
+        torch.cuda.set_per_process_memory_fraction(fraction, self._index)
+
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
         torch.cuda.synchronize(self._index)

@@ -107,3 +107,22 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has finished its work. Never called on the hot path."""
+
+    @property
+    def current_stream(self) -> int:
+        """Identifier of the calling thread's stream on this device; 0 is the default stream."""
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Serve what is born inside from another stream's pools, one of several in turn; restores the caller's."""
+
+    def process_reserved(self) -> dict[str, int]:
+        """Bytes that the allocator holds on every device of this process, by name."""
+
+    def driver_allocations(self) -> int:
+        """How many segments the allocator has taken from the driver since the process began."""
+
+    def cap(self) -> int | None:
+        """Bytes that the allocator may hold at most; None when only the card limits it."""
+
+    def set_cap(self, cap: int | None) -> None:
+        """Limit what the allocator may hold from now on; what it holds already stays."""

@@ -11,8 +11,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import cycle
 
 import torch
 
@@ -26,6 +27,7 @@ from trainer_rank.devices.recorder import TraceRecording
 from trainer_rank.devices.virtual_memory import LibraryDemand, LibraryOutOfMemory, VirtualMemory
 from trainer_rank.errors import InvalidInputError, UnsupportedError
 
+_FIRST_SIDE_STREAM = 1 << 16
 _open: dict[int, VirtualDevice] = {}
 
 
@@ -44,7 +46,8 @@ class VirtualDevice:
 
     ``card`` is a name or a card; ``capacity`` replaces its capacity; ``elsewhere`` is what other processes hold;
     ``memory_fraction`` caps what PyTorch may reserve as a share of the capacity; ``demands`` are library claims beyond
-    the card's own. Bytes. Close it to let the index be opened anew.
+    the card's own; ``snapshot`` is a state to start from, whose live blocks live on. Bytes. Close it to let the index
+    be opened anew.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class VirtualDevice:
         elsewhere: int = 0,
         memory_fraction: float | None = None,
         demands: Iterable[LibraryDemand] = (),
+        snapshot: Snapshot | None = None,
     ) -> None:
         named = load_card(card) if isinstance(card, str) else card
         if capacity is not None:
@@ -63,13 +67,14 @@ class VirtualDevice:
         if memory_fraction is not None and not 0 < memory_fraction <= 1:
             raise InvalidInputError(f"memory fraction is {memory_fraction}; give a share above 0 and up to 1")
         cap = None if memory_fraction is None else int(named.capacity * memory_fraction)
-        self._memory = VirtualMemory(named, elsewhere=elsewhere, cap=cap, demands=demands)
+        self._memory = VirtualMemory(named, elsewhere=elsewhere, cap=cap, demands=demands, snapshot=snapshot)
         self._index = index
         self._lives: dict[int, _Life] = {}
         self._dead: deque[_Life] = deque()
         self._lock = threading.Lock()
         self._recording: TraceRecording | None = None
         self._streams = threading.local()
+        self._sides = cycle(range(_FIRST_SIDE_STREAM, _FIRST_SIDE_STREAM + 32))
         self._observers: list[Callable[[Sighting], None]] = []
         virtual_tensor.attach(index, self)
         _open[index] = self
@@ -113,6 +118,10 @@ class VirtualDevice:
             yield
         finally:
             self._streams.current = before
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Serve what is born inside from another stream's pools, one of several in turn."""
+        return self.stream(next(self._sides))
 
     def memory_info(self) -> MemoryInfo:
         """Physically free and total bytes now."""
@@ -193,6 +202,22 @@ class VirtualDevice:
                 freed = device._memory.empty_cache()
             returned += freed if device is self else 0
         return returned
+
+    def process_reserved(self) -> dict[str, int]:
+        """Bytes that the allocator holds on every virtual device of this process, by name."""
+        return {device.name: device.reserved() for _, device in sorted(_open.items())}
+
+    def driver_allocations(self) -> int:
+        """How many segments the allocator has taken from the driver."""
+        return self._memory.driver_allocations
+
+    def cap(self) -> int | None:
+        """Bytes that the allocator may hold at most; None when only the card limits it."""
+        return self._memory.allocator.cap
+
+    def set_cap(self, cap: int | None) -> None:
+        """Limit what the allocator may hold from now on; what it holds already stays."""
+        self._memory.allocator.cap = cap
 
     def synchronize(self) -> None:
         """Nothing to wait for: every operator has finished when it returns."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 from trainer_rank.allocator.driver import DriverFigures, ModelledDriver
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.outofmemory import OutOfMemory, format_size
+from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.allocator.trace import Event
 from trainer_rank.devices.cards import PHASES, Card
 from trainer_rank.errors import InvalidInputError, TrainerRankError
@@ -55,12 +56,19 @@ class LibraryOutOfMemory(TrainerRankError):  # noqa: N818 - named as its allocat
 class VirtualMemory:
     """One card's memory in one process. All figures in bytes.
 
-    ``elsewhere`` is what other processes hold; ``cap`` bounds what PyTorch may reserve. Raises InvalidInputError when
+    ``elsewhere`` is what other processes hold; ``cap`` bounds what PyTorch may reserve; ``snapshot`` is the allocator's
+    state at the start, when the libraries hold nothing beyond the context. Raises InvalidInputError when
     the card cannot even hold the context.
     """
 
     def __init__(
-        self, card: Card, *, elsewhere: int = 0, cap: int | None = None, demands: Iterable[LibraryDemand] = ()
+        self,
+        card: Card,
+        *,
+        elsewhere: int = 0,
+        cap: int | None = None,
+        demands: Iterable[LibraryDemand] = (),
+        snapshot: Snapshot | None = None,
     ) -> None:
         if card.context + elsewhere > card.capacity:
             raise InvalidInputError(
@@ -72,10 +80,12 @@ class VirtualMemory:
         self.held: dict[str, LibraryDemand] = {}
         self.pending = [*_demands_of(card), *demands]
         self._raw = 0
-        self._streams: dict[int, int] = {}
+        self.driver_allocations = 0
+        segments = snapshot.segments if snapshot else ()
+        self._streams = {segment.address: segment.stream for segment in segments}
         self._stream = 0
-        self._driver = ModelledDriver(card.capacity, outside=card.context, elsewhere=elsewhere)
-        self.allocator = CachingAllocator(self, cap=cap)
+        self._driver = ModelledDriver(card.capacity, outside=card.context, elsewhere=elsewhere, snapshot=snapshot)
+        self.allocator = CachingAllocator(self, snapshot, cap)
 
     @property
     def free(self) -> int:
@@ -147,6 +157,7 @@ class VirtualMemory:
         """Driver: hand a new segment to the allocator, or refuse."""
         address = self._driver.take(size)
         if address is not None:
+            self.driver_allocations += 1
             self._streams[address] = self._stream
             self._note("segment_alloc", address, size, self._stream)
         return address

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer_rank.errors import InvalidInputError, UnsupportedError
 
@@ -19,6 +19,16 @@ class HandOff(StrEnum):
     ALWAYS = "always"
     BELOW_THREE_PERCENT = "below-three-percent"
     COVERAGE = "coverage"
+
+
+class Scope(StrEnum):
+    """Which caches a release empties: those of every device of the process, or of the rank's own device alone."""
+
+    PROCESS = "process"
+    DEVICE = "device"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class Policy:
     hand_off: HandOff
     release_on_refusal: bool
     release_per_million: int | None
+    release_scope: Scope
     probe_lengths: tuple[tuple[int, ...], ...]
     residual_per_million: int
     report_error_percent: int
@@ -75,9 +86,10 @@ def parse_policy(document: bytes) -> Policy:
         caller_bytes_per_token=settings.count("admission.caller_bytes_per_token"),
         claims_libraries=settings.take("admission.claims_libraries", bool),
         collective_claim_bytes=settings.count("admission.collective_claim_bytes"),
-        hand_off=settings.choice("release.hand_off"),
+        hand_off=settings.choice("release.hand_off", HandOff),
         release_on_refusal=settings.take("release.on_refusal", bool),
         release_per_million=settings.count("release.per_million") if settings.has("release.per_million") else None,
+        release_scope=settings.choice("release.scope", Scope),
         probe_lengths=tuple(_lengths(each) for each in settings.take("probing.lengths", list)),
         residual_per_million=settings.count("probing.residual_per_million"),
         report_error_percent=settings.count("reports.error_percent"),
@@ -116,11 +128,11 @@ class _Settings:
             raise InvalidInputError(f"policy setting {name} is {value}; give at least 0")
         return value
 
-    def choice(self, name: str) -> HandOff:
+    def choice(self, name: str, kind: type[Choice]) -> Choice:
         value = self.take(name, str)
-        if value not in [each.value for each in HandOff]:
-            raise InvalidInputError(f"policy setting {name} is {value!r}; choose of {', '.join(HandOff)}")
-        return HandOff(value)
+        if value not in [each.value for each in kind]:
+            raise InvalidInputError(f"policy setting {name} is {value!r}; choose of {', '.join(kind)}")
+        return kind(value)
 
     def expect(self, name: str, value: object) -> None:
         found = self._left.pop(name, None)

@@ -1,121 +1,227 @@
-"""Keep physically free what was promised: to libraries, to collectives, and to the backward's own growth.
+"""Keep physically free what was promised: to libraries, to collectives, and to the rest of an admitted plan.
 
-What lies outside PyTorch's allocator is read as physical minus reserved. The highest reading so far is what libraries
-come to hold in this process; whatever is missing from it now (a handle not yet built, a communicator torn down) is due
-again, and is claimed until it is there.
+Two mechanisms. While outputs are under way, the allocator is capped at what it holds plus what is free minus the
+claims: it then returns its own cache before it takes what was promised. And where claims are not covered already,
+the cache is released, at most once per question, within the account's budget.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import torch
+
 from trainer_rank.admission.budget import Status, Term
+from trainer_rank.errors import UnsupportedError
 from trainer_rank.events import Announcer
 from trainer_rank.policies import HandOff, Policy
-from trainer_rank.release.account import Account, permit
+from trainer_rank.release.account import Account, Balance, Clock, Permission, Reason, permit
+from trainer_rank.release.caches import Released, release, segment_nanoseconds
+from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD, Libraries
 
 if TYPE_CHECKING:
     from trainer_rank.devices.protocol import Device
 
+Exchange = Callable[[Balance], Balance]
+
 
 class Headroom:
-    """Claims of one rank on its device, and the releases that make them good. Bytes."""
+    """Claims of one rank on its device, and the releases that make them good. Bytes.
 
-    def __init__(self, device: Device, policy: Policy, announcer: Announcer) -> None:
+    ``exchange`` folds the balances of all ranks and is called by each of them at every hand-off; without it the rank
+    decides alone. ``observe``: decide and report, never release.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        policy: Policy,
+        announcer: Announcer,
+        *,
+        clock: Clock = perf_counter_ns,
+        exchange: Exchange | None = None,
+        observe: bool = False,
+    ) -> None:
         self._device = device
         self._policy = policy
         self._announcer = announcer
-        self._highest: int | None = None
-        self._collective_met = False
-        self._account = Account(device.name, perf_counter_ns)
-
-    def learn(self) -> None:
-        """Read what lies outside the allocator after a forward and backward, a step or a collective has run."""
-        self._highest = max(self._highest or 0, self._outside())
+        self._exchange = exchange
+        self._observe = observe
+        self._account = Account(os.getpid(), clock)
+        self._libraries = Libraries(_expected(device, policy) if policy.claims_libraries else {})
+        self._refill = _Refill(device)
+        self._callers_cap: int | None = None
+        self._capped = False
 
     def claims(self) -> tuple[Term, ...]:
         """Return what libraries and collectives will still take."""
-        if not self._policy.claims_libraries:
-            return ()
-        found = [self._libraries()]
-        if not self._collective_met:
-            size, source = self._policy.collective_claim_bytes, f"policy {self._policy.name}, until one has run"
-            found.append(Term("first collective", size, Status.BOUNDED, source))
-        return tuple(found)
+        return self._libraries.due(self._outside()) if self._policy.claims_libraries else ()
+
+    def working(self) -> AbstractContextManager[None]:
+        """Credit the forward work inside to the release account."""
+        return self._account.work(os.getpid())
+
+    @contextmanager
+    def protected(self, phase: str, name: str | None = None) -> Iterator[None]:
+        """Run a phase in which libraries may take memory: make all claims good first, learn from it when it ends."""
+        if self._policy.hand_off is HandOff.COVERAGE:
+            self._cover(name or phase, 0)
+        before = self._outside()
+        yield
+        self._libraries.ran(phase, before, self._outside())
 
     def hand_off(self, growth: int | None, trains: bool) -> None:
         """Before outputs reach the caller: release the cache where the policy says so.
 
         ``growth``: driver bytes that the plan may still take, None when it was not forecast. A denial changes nothing.
         """
-        memory = self._device.memory_info()
-        slack = self._device.reserved() > self._device.allocated()
-        due = sum(claim.size or 0 for claim in self.claims())
-        wanted = {
-            HandOff.NEVER: False,
-            HandOff.ALWAYS: True,
-            HandOff.BELOW_THREE_PERCENT: memory.free * 100 < memory.total * 3 and trains,
-            HandOff.COVERAGE: memory.free < due + (growth or 0),
-        }[self._policy.hand_off]
-        if wanted and slack:
-            self.release(f"hand-off with {memory.free} B free, {due + (growth or 0)} B due")
+        if self._policy.hand_off is HandOff.COVERAGE:
+            self._cover("hand-off", growth or 0)
+        elif self._policy.hand_off is HandOff.ALWAYS:
+            self.release("hand-off")
+        elif self._policy.hand_off is HandOff.BELOW_THREE_PERCENT:
+            self.release("hand-off", lambda: trains and self._below_three_percent())
 
-    def release(self, why: str) -> bool:
-        """Return the cache to the driver if the account grants it; says whether it did. Never part of a retry."""
-        owner, returned = self._device.name, 0
+    def release(self, why: str, needed: Callable[[], bool] = lambda: True) -> bool:
+        """Return the cache to the driver if any rank needs it and the account grants it; says whether it did.
+
+        Never part of a retry. With several ranks every one must call it, whether it has a need or not. Finding out is
+        charged like everything else.
+        """
+        owner, released = os.getpid(), None
         with self._account.episode(owner) as episode:
-            permission = permit(self._account.balance(owner, need=True), self._policy.release_per_million)
-            if permission.granted:
-                with self._device.activate():
-                    returned = self._device.empty_cache()
-                episode.released = True
-        balance = self._account.balance(owner, need=False)
+            self._account.refill(owner, self._refill.due())
+            need = needed() and self._device.reserved() > self._device.allocated()
+            if not need and self._exchange is None:
+                return False
+            balance = self._account.balance(owner, need)
+            permission = permit(
+                self._exchange(balance) if self._exchange else balance, self._policy.release_per_million
+            )
+            if permission.granted and not self._observe:
+                permission, released = self._released(permission)
+                episode.released = released is not None
+        self._tell(why, permission, released)
+        return released is not None
+
+    def cap(self, reserve: int) -> None:
+        """Keep PyTorch out of the claims and ``reserve`` bytes: cap it at what it holds plus what is free beyond."""
+        if not self._policy.claims_libraries or self._capped:
+            return
+        due = reserve + _total(self.claims())
+        room = self._device.reserved() + self._device.memory_info().free - due
+        self._callers_cap, self._capped = self._device.cap(), True
+        if room > 0:
+            self._device.set_cap(room if self._callers_cap is None else min(room, self._callers_cap))
+
+    def uncap(self) -> None:
+        """Give the caller's own cap back: what was promised has been taken, or is no longer wanted."""
+        if self._capped:
+            self._capped = False
+            self._device.set_cap(self._callers_cap)
+
+    def _cover(self, what: str, growth: int) -> None:
+        """Release unless free memory covers the claims and ``growth``; report the claims and what is free then."""
+        claims = self.claims()
+        due, known = _total(claims) + growth, all(claim.size is not None for claim in claims)
+        self.release(what, lambda: not known or self._device.memory_info().free < due)
+        if due == growth and known:
+            return
+        self._announcer.event(
+            "headroom",
+            before=what,
+            free=self._device.memory_info().free,
+            due=due if known else None,
+            growth=growth,
+            claims=[asdict(claim) for claim in claims],
+        )
+
+    def _below_three_percent(self) -> bool:
+        free, total = self._device.memory_info()
+        return free * 100 < total * 3
+
+    def _released(self, permission: Permission) -> tuple[Permission, Released | None]:
+        try:
+            done = release(self._device, self._policy.release_scope)
+        except UnsupportedError:
+            return Permission(False, Reason.UNSUPPORTED, permission.balance, permission.per_million), None
+        self._refill.begin(done.segments)
+        return permission, done
+
+    def _tell(self, why: str, permission: Permission, done: Released | None) -> None:
+        now, before = self._account.balance(os.getpid(), need=False), permission.balance
         self._announcer.event(
             "release",
             why=why,
             granted=permission.granted,
             reason=permission.reason.value,
-            returned=returned,
+            observed_only=self._observe,
+            per_million=permission.per_million,
+            cost_ns=round(before.cost),
+            dearest_ns=None if before.dearest is None else round(before.dearest),
+            work_ns=round(before.work),
+            releases=before.releases,
+            charged_ns=round(now.cost - before.cost),
+            shrunk={} if done is None else dict(done.shrunk),
+            segments=0 if done is None else done.segments,
+            release_ns=0 if done is None else done.nanoseconds,
+            refill_ns_per_segment=self._refill.nanoseconds,
             free=self._device.memory_info().free,
-            cost_ns=int(balance.cost),
-            work_ns=int(balance.work),
         )
-        return permission.granted
-
-    def working(self) -> AbstractContextManager[None]:
-        """Credit the forward work inside to the release account."""
-        return self._account.work(self._device.name)
-
-    @contextmanager
-    def collective(self, name: str) -> Iterator[None]:
-        """Protect a collective outside any hand-off: its claim is made good before it runs, and learned from it."""
-        claims = self.claims()
-        due = sum(claim.size or 0 for claim in claims)
-        if self._policy.hand_off is HandOff.COVERAGE and self._device.memory_info().free < due:
-            self.release(f"collective {name}, {due} B due")
-        self._announcer.event(
-            "collective",
-            name=name,
-            free=self._device.memory_info().free,
-            due=due,
-            claims=[{"name": claim.name, "size": claim.size, "source": claim.source} for claim in claims],
-        )
-        yield
-        self._collective_met = True
-        self.learn()
-
-    def _libraries(self) -> Term:
-        if self._highest is None:
-            card = self._device.card
-            due = card.held_outside("first_backward") - card.context
-            return Term("libraries", due, Status.MEASURED, f"card {card.name}: from context to first_backward")
-        due = max(0, self._highest - self._outside())
-        return Term("libraries", due, Status.MEASURED, "highest reading outside the allocator less the present one")
 
     def _outside(self) -> int:
         memory = self._device.memory_info()
         return memory.total - memory.free - self._device.reserved()
+
+
+class _Refill:
+    """What a release costs afterwards: each segment that the allocator takes again, up to as many as it returned."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._left = self._seen = 0
+        self.nanoseconds: int | None = None
+
+    def begin(self, segments: int) -> None:
+        """Count from here, after a release of ``segments``; measures once what a segment costs."""
+        if self.nanoseconds is None:
+            self.nanoseconds = segment_nanoseconds(self._device)
+        self._left, self._seen = segments, self._device.driver_allocations()
+
+    def due(self) -> int:
+        """Return the nanoseconds of what was taken again since this was last asked."""
+        if not self._left or self.nanoseconds is None:
+            return 0
+        taken = self._device.driver_allocations()
+        counted = min(self._left, taken - self._seen)
+        self._left, self._seen = self._left - counted, taken
+        return counted * self.nanoseconds
+
+
+def _expected(device: Device, policy: Policy) -> dict[str, Term]:
+    """What the phases of a fresh process take by the card's figures; unknown where the card has none."""
+    card, peers = device.card, _has_peers()
+    forward = card.held_outside("first_forward", peers)
+    phases = {FORWARD: forward - card.context, BACKWARD: card.held_outside("first_backward", peers) - forward}
+    found = {
+        phase: Term(f"libraries of {phase}", size, Status.MEASURED, f"card {card.name}")
+        if card.outside
+        else Term(f"libraries of {phase}", None, Status.UNKNOWN, f"card {card.name} has no figure and none has run")
+        for phase, size in phases.items()
+    }
+    source = f"policy {policy.name}, until one has run"
+    return found | {COLLECTIVE: Term("first collective", policy.collective_claim_bytes, Status.BOUNDED, source)}
+
+
+def _has_peers() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _total(claims: tuple[Term, ...]) -> int:
+    return sum(claim.size or 0 for claim in claims)
