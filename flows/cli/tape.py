@@ -223,6 +223,7 @@ def _row(path: Path, comparison: Comparison) -> dict[str, Any]:
         "expected": _figures(made.expected),
         "bound": _figures(made.bound),
         "stage": made.stage,
+        "reserved_by_stream": dict(made.streams),
         "uncovered": list(made.uncovered),
         "notes": list(made.notes),
     }
@@ -245,7 +246,8 @@ def _line(path: Path, comparison: Comparison) -> str:
         f"{path}: {comparison.tokens:,} tokens, {made.status}; allocated {comparison.allocated_error:+.4f} %, "
         f"reserved {comparison.reserved_error:+.4f} %; bound {holds}"
     )
-    return "\n  ".join([text, *made.notes])
+    streams = [f"reserved for stream {stream}: {size:,} B" for stream, size in made.streams]
+    return "\n  ".join([text, *streams, *made.notes])
 
 
 def _code(comparison: Comparison) -> ExitCode:

@@ -80,6 +80,8 @@ def test_streams_keep_their_own_pools(tmp_path: Path, capsys: pytest.CaptureFixt
     code, files = check(capsys, tape, trace)
     assert code == 0
     assert files[0]["expected"] == {"allocated": 54525952, "reserved": 58720256}
+    assert files[0]["reserved_by_stream"] == {"0": 29360128, "1": 29360128}
+    assert "reserved for stream 1: 29,360,128 B" in run(capsys, "check", tape, trace)[1]
 
 
 def test_show_names_what_lived_before_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer_rank.allocator.replay import replay
 from trainer_rank.allocator.trace import Trace
@@ -64,6 +64,9 @@ def compare(tape: Tape, trace: Trace) -> Comparison:
         layers=features.get("layers"),
         stages=[phase for phase in phases if phase != UNNAMED_STAGE],
     )
+    if made.expected is not None and trace.memory_info and made.expected.reserved > trace.memory_info[1]:
+        note = f"expected reserved of {made.expected.reserved} B exceeds the card's {trace.memory_info[1]} B"
+        made = replace(made, notes=(*made.notes, note))
     tokens = features.get("tokens", plan["packed_tokens"])
     return Comparison(tokens, Figures(allocated, reserved, None), made)
 

@@ -63,12 +63,14 @@ class Score:
 
     Allocations are numbered through the passes, each pass's after those of the one before; ancestor ``~k`` is the
     first pass's. ``turns[i]`` begins at operation ``starts[i]``; ``places[i]`` is (pass, operation of its path).
+    ``streams`` counts the streams that allocate.
     """
 
     operations: tuple[tuple[Action, int, int], ...]
     turns: tuple[Turn, ...]
     starts: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
+    streams: int
 
 
 def compose(paths: Sequence[Path], turns: Sequence[Turn]) -> Score:
@@ -94,7 +96,8 @@ def compose(paths: Sequence[Path], turns: Sequence[Turn]) -> Score:
             if moved is not None:
                 operations.append((action, moved, stream))
                 places.append((turn.number, index))
-    return Score(tuple(operations), tuple(turns), tuple(starts), tuple(places))
+    streams = {stream for action, _, stream in operations if action is Action.ALLOCATE}
+    return Score(tuple(operations), tuple(turns), tuple(starts), tuple(places), len(streams))
 
 
 def _heirs(paths: Sequence[Path], number: int, offsets: Sequence[int]) -> list[int | None]:

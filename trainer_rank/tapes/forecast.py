@@ -50,7 +50,8 @@ class Forecast:
     """What a plan will take. ``expected`` and ``bound`` are None exactly when ``status`` is unknown.
 
     ``bound`` holds every rule and path that the recordings allow, and a margin. Allocated memory peaks in ``stage`` of
-    pass ``number``. ``uncovered`` names what no recording covers; ``notes`` name what widens the bound.
+    pass ``number``. ``streams`` are (stream, bytes reserved for it in the end) where there are several, as a block freed
+    on one never serves another. ``uncovered`` names what no recording covers; ``notes`` name what widens the bound.
     """
 
     status: Status
@@ -59,6 +60,7 @@ class Forecast:
     number: int | None = None
     stage: str | None = None
     turns: tuple[TurnPeaks, ...] = ()
+    streams: tuple[tuple[int, int], ...] = ()
     uncovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -155,6 +157,7 @@ def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapsho
         expected.number,
         expected.stage,
         expected.turns,
+        expected.streams,
         notes=tuple(dict.fromkeys(note for each in choices for note in each.notes)),
     )
 
@@ -165,6 +168,7 @@ class _Replayed(NamedTuple):
     number: int | None
     stage: str
     turns: tuple[TurnPeaks, ...]
+    streams: tuple[tuple[int, int], ...]
 
 
 def _alternatives(
@@ -205,7 +209,13 @@ def _replay(
             high, peak = peaks.allocated.size, first + peaks.allocated.operation
         top = max(top, peaks.reserved.size)
         done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
-    if peak < 0:
-        return _Replayed(high, top, None, "start", tuple(done))
-    number, operation = score.places[peak]
-    return _Replayed(high, top, number, stage_of(passes[number].path, operation), tuple(done))
+    number, operation = score.places[peak] if peak >= 0 else (None, -1)
+    stage = "start" if number is None else stage_of(passes[number].path, operation)
+    return _Replayed(high, top, number, stage, tuple(done), _by_stream(allocator) if score.streams > 1 else ())
+
+
+def _by_stream(allocator: CachingAllocator) -> tuple[tuple[int, int], ...]:
+    reserved: dict[int, int] = {}
+    for segment in allocator.snapshot().segments:
+        reserved[segment.stream] = reserved.get(segment.stream, 0) + segment.total
+    return tuple(sorted(reserved.items()))

@@ -72,7 +72,7 @@ def _part(same: Same[Tape], context: int, layers: int | None) -> tuple[Part | No
     part = tape.part(context, layers)
     if part is not None:
         return part, ()
-    recorded = tape.part(context, None)
+    recorded = max((each for each in tape.parts if each.context == context), key=_layers, default=None)
     if recorded is None or layers is None:
         return None, (f"topology with {context} context ranks: record a probe of it",)
     try:
@@ -80,6 +80,10 @@ def _part(same: Same[Tape], context: int, layers: int | None) -> tuple[Part | No
     except TapeError as error:
         return None, (f"{layers} layers, recorded with {recorded.layers}: {error}",)
     return Part(context, layers, paths), (f"{layers} layers from recordings of {recorded.layers}",)
+
+
+def _layers(part: Part) -> int:
+    return part.layers or 0
 
 
 def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:
