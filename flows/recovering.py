@@ -11,14 +11,15 @@ from sqlalchemy import select
 from db.engine import reading
 from db.leases import DatabaseLeaseStore
 from db.models import workload_results
+from flows.raw_data import collect
 from flows.recorder import Recorder
-from flows.workload import result
-from qualification.assignment import load_assignment
+from flows.workload import OUTPUT_FOLDER, result
+from qualification.assignment import Assignment, load_assignment
 from qualification.execution.attempt import Manifest
 from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.recovery import Recovery
 from qualification.home import home
-from qualification.records import Receipt, Verdict
+from qualification.records import Artifact, Receipt, Verdict
 
 REASON = "the pipeline was killed before this workload had a result"
 
@@ -54,6 +55,7 @@ def record_recovered(recorder: Recorder, manifest: Manifest, receipt: Receipt) -
             assignment,
             Verdict.INCOMPLETE,
             started=datetime.fromisoformat(assignment.started_at),
+            artifacts=_kept(assignment, name, recorder),
             leases=receipt.leases,
             reason=REASON,
         )
@@ -62,3 +64,9 @@ def record_recovered(recorder: Recorder, manifest: Manifest, receipt: Receipt) -
     ]
     recorder.record([*missing, receipt], assignment.subject)
     recorder.seal()
+
+
+def _kept(assignment: Assignment, workload: str, recorder: Recorder) -> tuple[Artifact, ...]:
+    """Keep what the killed workload had written by then; blobs it stored already get the entry that names them."""
+    folder = home() / "runs" / assignment.run / str(assignment.attempt) / workload
+    return collect(folder, folder / OUTPUT_FOLDER, recorder.blobs).artifacts if folder.is_dir() else ()

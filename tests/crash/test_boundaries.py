@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from db.engine import open_for_reading
+from db.engine import open_for_reading, reading
 from db.leases import DatabaseLeaseStore
+from db.models import ledger
 from flows.cli.main import execute
 from qualification.execution.sweep import carriers
 from tests.crash.dying import BOUNDARIES, qualify_and_die
@@ -46,6 +50,16 @@ def recorded(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def orphans(home: Path) -> set[str]:
+    """Return the digests of raw data in the store that no entry of the ledger names."""
+    engine = open_for_reading()
+    with reading(engine) as connection:
+        named = "".join(bytes(row).decode(errors="replace") for row in connection.scalars(select(ledger.c.envelope)))
+    engine.dispose()
+    payloads = "".join(base64.b64decode(part).decode() for part in re.findall(r'"payload":"([^"]+)"', named))
+    return {path.name for path in home.glob("blobs/sha256/*") if path.name not in payloads}
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_one_sweep_closes_what_a_killed_run_left(
     private: Path,
@@ -72,6 +86,7 @@ def test_one_sweep_closes_what_a_killed_run_left(
     for manifest in private.glob("runs/*/*/attempt.json"):
         assert not carriers(json.loads(manifest.read_text())["token"])
     assert execute(["verify"]) == 0
+    assert orphans(private) == set()
     before = recorded(capsys)
     assert ("INCOMPLETE" in json.dumps(before)) == (boundary in UNRECORDED)
     assert execute(["sweep"]) == 0
