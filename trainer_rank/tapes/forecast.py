@@ -50,8 +50,8 @@ class Forecast:
     """What a plan will take. ``expected`` and ``bound`` are None exactly when ``status`` is unknown.
 
     ``bound`` holds every rule and path that the recordings allow, and a margin. Allocated memory peaks in ``stage`` of
-    pass ``number``. ``streams`` are (stream, bytes reserved for it in the end) where there are several, as a block freed
-    on one never serves another. ``uncovered`` names what no recording covers; ``notes`` name what widens the bound.
+    pass ``number``. ``streams`` are (stream, bytes reserved for it in the end) where there are several: a block freed
+    on one never serves another. ``uncovered`` names what no recording covers; ``notes`` what widens the bound.
     """
 
     status: Status
