@@ -13,6 +13,7 @@ from db.models import runs
 from flows.perform import assign, new_run, perform
 from flows.permission import require_permission
 from flows.progress import Progress
+from flows.publishing import after_a_run
 from flows.recorder import Recorder
 from flows.request import Request
 from flows.resolve import Resolved, resolve
@@ -53,6 +54,8 @@ def qualify_once(
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()
         progress.stage("decision", f"{case.ruling.decision}: {case.ruling.reasons[0]}")
+        if shown := after_a_run(case, recorder):
+            progress.stage("status", shown)
         return summarise(case)
     finally:
         recorder.close()

@@ -100,6 +100,39 @@ def explain(
     return ExitCode.PASSED if case.verification.verified else ExitCode.TAMPERED
 
 
+@app.command()
+def publish(
+    run: RunName = None,
+    head: HeadOption = None,
+    repository: Annotated[
+        str | None, typer.Option("--repository", help="OWNER/NAME on the API. Default: the source's, if on github.com.")
+    ] = None,
+    address: RepositoryOption = None,
+) -> int:
+    """Show the decision as a commit status, on exactly the commit that ran, unless it is shown already.
+
+    \b
+    QUALIFY_STATUS_TOKEN is the token, QUALIFY_STATUS_API another address than https://api.github.com.
+    The ledger records whether it worked. Exit code: 0 published, 1 not published.
+
+    \b
+    Example:
+      qualify gate publish --repository example/trainer
+    """
+    from flows.publishing import in_words
+    from flows.publishing import publish as publish_case
+    from flows.recorder import Recorder
+
+    case = _examine(run, head, None, address)
+    recorder = Recorder()
+    try:
+        outcome = publish_case(case, recorder, repository)
+    finally:
+        recorder.close()
+    typer.echo(in_words(outcome))
+    return ExitCode.PASSED if outcome.published else ExitCode.UNEXPECTED
+
+
 @app.command("table")
 def show_table() -> None:
     """Print the gate's table as Markdown, as docs/gate.md holds it."""
