@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainer_rank.admission.planner import Choice
+from trainer_rank.admission.vote import plan_digest
 
 if TYPE_CHECKING:
     from trainer_rank.devices.protocol import Device
@@ -49,6 +50,7 @@ def announce_forecast(announcer: Announcer, step: int, choice: Choice) -> None:
         step=step,
         outcome=decision.outcome.value,
         rung=decision.rung,
+        plan_sha256=plan_digest(choice.plan),
         selected=decision.selected,
         sample=decision.sample,
         subforwards=[list(indices) for indices in choice.plan.indices],

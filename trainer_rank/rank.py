@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainer_rank import checkpoint
+from trainer_rank.admission.agree import Agreement
 from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.planner import Choice, Unit
 from trainer_rank.admission.refusal import explain_refusal
@@ -45,6 +46,7 @@ class TrainerRank:
 
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
     observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
+    With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class TrainerRank:
         on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
         on_stage: Callable[[str], None] = lambda _: None,
         spool: Spool | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -64,7 +67,7 @@ class TrainerRank:
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
         self._headroom = Headroom(self._device, policy, self._announcer)
-        self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom)
+        self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom, agreement)
         self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
         self._broken: str | None = None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.ladder import ladder
-from trainer_rank.admission.planner import Choice, Unit, choose, unforecast
+from trainer_rank.admission.planner import Choice, Unit, choose, consider, unforecast
+from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.forecasting import Sample
 from trainer_rank.packing import GroupKey
@@ -19,18 +20,22 @@ from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD
 
 if TYPE_CHECKING:
+    from trainer_rank.admission.agree import Agreement
     from trainer_rank.devices.protocol import Device
 
 
 class Sampler:
     """Makes one decision from one fresh sample each time it is asked; nothing is carried over."""
 
-    def __init__(self, device: Device, policy: Policy, probes: Probes, headroom: Headroom) -> None:
+    def __init__(
+        self, device: Device, policy: Policy, probes: Probes, headroom: Headroom, agreement: Agreement | None = None
+    ) -> None:
         self._device = device
         self._policy = policy
         self._rungs = ladder(policy.ladder)
         self._probes = probes
         self._headroom = headroom
+        self._agreement = agreement
         self._samples = 0
 
     def choose(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
@@ -45,6 +50,20 @@ class Sampler:
         if missing := self._probes.missing(keys):
             with self._headroom.protected(BACKWARD, "probes"):
                 self._probes.prepare(missing)
+        if self._agreement is None:
+            return self._alone(pending, optimizer_bytes, oversize)
+        return self._agreement.decide(
+            lambda: self._alone(pending, optimizer_bytes, oversize),
+            lambda proposal: self._review(pending, optimizer_bytes, oversize, proposal),
+            oversize=oversize,
+        )
+
+    def _review(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool, proposal: Proposal) -> Choice:
+        budget, sample = self._budget(optimizer_bytes)
+        forecaster, (width, ordinal) = self._probes.forecaster(sample), (proposal.units, proposal.ordinal)
+        return consider(pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize)
+
+    def _alone(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
         choice = self._decide(pending, budget, sample, oversize=False)
         if choice.plan is not None:
@@ -64,7 +83,8 @@ class Sampler:
         return self._decide(pending, replace(budget, free=free), after).plan is not None
 
     def _decide(self, pending: Sequence[Unit], budget: Budget, sample: Sample, oversize: bool = False) -> Choice:
-        return choose(pending, self._rungs, self._probes.forecaster(sample), budget, oversize=oversize)
+        forecaster, by_cost = self._probes.forecaster(sample), self._agreement is None
+        return choose(pending, self._rungs, forecaster, budget, oversize=oversize, by_cost=by_cost)
 
     def _budget(self, optimizer_bytes: int) -> tuple[Budget, Sample]:
         self._samples += 1

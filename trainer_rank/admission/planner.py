@@ -50,20 +50,31 @@ class Choice:
 
 
 def choose(
-    units: Sequence[Unit], rungs: Sequence[Rung], forecaster: Forecaster, budget: Budget, *, oversize: bool = False
+    units: Sequence[Unit],
+    rungs: Sequence[Rung],
+    forecaster: Forecaster,
+    budget: Budget,
+    *,
+    oversize: bool = False,
+    by_cost: bool = True,
 ) -> Choice:
     """Choose how many of the pending ``units`` run now, and how.
 
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
-    the rungs are tried on it alone, the cheapest first.
+    the rungs are tried on it alone, the cheapest first, or in the ladder's own order when not ``by_cost``.
     """
     widest = _widest(units, forecaster, budget) if any(isinstance(rung, Whole) for rung in rungs) else None
     if widest is not None:
         return widest
-    choice = _climb(units[0], rungs, forecaster, budget, oversize)
+    choice = _climb(_plans(units[0], rungs, forecaster, by_cost), forecaster, budget, oversize)
     if choice.decision.outcome is not Outcome.REFUSED:
         return choice
-    return replace(choice, remedy=_remedy(units[0], lambda unit: _climb(unit, rungs, forecaster, budget, False)))
+    return replace(
+        choice,
+        remedy=_remedy(
+            units[0], lambda unit: _climb(_plans(unit, rungs, forecaster, by_cost), forecaster, budget, False)
+        ),
+    )
 
 
 def consider(
@@ -80,7 +91,7 @@ def consider(
 
     The ladder is in its own order here, so that the ordinal means the same on every rank.
     """
-    plans = [plan for rung in rungs for plan in rung.plans(slot_groups(units[0]))]
+    plans = _plans(units[0], rungs, forecaster, by_cost=False)
     wide = Plan(Whole.name, slot_groups([shape for unit in units[:width] for shape in unit]))
     plan = plans[ordinal] if width == 1 else wide
     candidate, demand = _candidate(ordinal, plan, forecaster), forecaster.demand(plan)
@@ -99,9 +110,8 @@ def unforecast(units: Sequence[Unit], budget: Budget, policy: str) -> Choice:
     return Choice(1, plan, decision, budget, (candidate,), (demand,))
 
 
-def _climb(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:
-    """Try the plans of every rung, the cheapest first, until one fits."""
-    plans = _ordered(unit, rungs, forecaster)
+def _climb(plans: Sequence[Plan], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:
+    """Try plans in their order until one fits."""
     candidates: list[Candidate] = []
     demands: list[Demand] = []
     for ordinal, plan in enumerate(plans):
@@ -165,14 +175,14 @@ def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Cho
     return Choice(len(units), plan, decision, budget, (candidate,), (demand,))
 
 
-def _ordered(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster) -> list[Plan]:
+def _plans(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster, by_cost: bool) -> list[Plan]:
     groups = slot_groups(unit)
     plans = [plan for rung in rungs for plan in rung.plans(groups)]
-    costs = [forecaster.cost_ns(plan) for plan in plans]
-    if all(cost is not None for cost in costs):
-        order = sorted(range(len(plans)), key=lambda each: (costs[each], each))
-        return [plans[each] for each in order]
-    return plans
+    costs = [forecaster.cost_ns(plan) for plan in plans] if by_cost else []
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(plans):
+        return plans
+    return [plans[each] for each in sorted(range(len(plans)), key=lambda each: (known[each], each))]
 
 
 def _candidate(ordinal: int, plan: Plan, forecaster: Forecaster) -> Candidate:

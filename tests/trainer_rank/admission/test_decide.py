@@ -52,13 +52,13 @@ def test_less_room_or_knowledge_never_admits_more(forecasts: list[Demand], budge
     before = decide(forecasts, budget, candidates)
     index = data.draw(st.integers(0, len(forecasts) - 1))
     worse_demand = list(forecasts)
-    required = worse_demand[index].required
+    required, uncovered = worse_demand[index].required, worse_demand[index].uncovered
     worse_demand[index] = data.draw(
         st.sampled_from(
             [
                 _demand(None),
                 _demand(required, uncovered=("head",)),
-                _demand(None if required is None else required + data.draw(st.integers(0, GIB))),
+                _demand(None if required is None else required + data.draw(st.integers(0, GIB)), uncovered=uncovered),
             ]
         )
     )
