@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from qualification.home import home
 
 _CHOSEN_BY_USER = ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
-_PRIVATE = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+_ALWAYS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+}
 _STARTUP_SECONDS = "120"  # the first start creates Prefect's own database, which takes tens of seconds on a slow disk
 
 
@@ -31,16 +35,16 @@ def describe() -> str:
 def prepare() -> bool:
     """Set Prefect's environment, once, and return whether its server will be a temporary one.
 
-    No telemetry ever; without a configured server, a private folder and a quiet log.
+    No telemetry ever, and nothing of Prefect's own log on the terminal: what happens is told by the progress, and an
+    error by one line. Without a configured server, a private folder.
     """
     temporary = is_temporary()
-    for name, value in _PRIVATE.items():
+    for name, value in _ALWAYS.items():
         os.environ.setdefault(name, value)
     if temporary:
         os.environ["PREFECT_HOME"] = str(home() / "prefect")
         os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "true"
         os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = _STARTUP_SECONDS
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
     return temporary
 
 

@@ -23,15 +23,13 @@ class Progress:
         self._status: Status | None = None
         self._printed_at = 0.0
         self.also: Callable[[str, str], None] | None = None
-        """Hears each stage's name and text, for those who follow from afar; without a terminal, instead of it."""
+        """Hears each stage's name and text too, for those who follow from afar."""
 
     def stage(self, name: str, text: str) -> None:
         """Report that a stage was reached, with the seconds since the start."""
         self.settle()
         if self.also is not None:
             self.also(name, text)
-            if not self.console.is_terminal:
-                return
         elapsed = f"{time.monotonic() - self._started:6.1f} s"
         self.console.print(Text.assemble((elapsed, "dim"), "  ", (f"{name:<12}", "bold"), text), soft_wrap=True)
 

@@ -9,6 +9,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
@@ -45,6 +46,7 @@ def qualify(
     if PREFECT_API_URL.value() is not None:
         logger = get_run_logger()
         progress.also = lambda name, text: logger.info("%s: %s", name, text)
+    progress.console.quiet = bool(deployment.id)  # a worker's log shows what the logger says
     try:
         summary = qualify_once(request, document, progress, cancellation())
     except Duplicate as answered:

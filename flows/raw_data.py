@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from qualification.evidence.blobs import BlobStore
+from qualification.evidence.sanitise import with_projection
 from qualification.records import Artifact
 
 LAUNCHER = "launcher:"
@@ -47,7 +48,8 @@ class RawData(msgspec.Struct, frozen=True):
 def collect(launch_folder: Path, output: Path, blobs: BlobStore) -> RawData:
     """Store every file of ``output``, and the launcher's files of ``launch_folder``, as blobs.
 
-    The launcher's logs are private. What is no plain file, and what exceeds ``MOST_FILES``, is named in ``problems``.
+    One that holds what must not leave is private, and gets a public projection beside it. What is no plain file, and
+    what exceeds ``MOST_FILES``, is named in ``problems``.
     """
     artifacts: list[Artifact] = []
     files: dict[str, Path] = {}
@@ -60,21 +62,21 @@ def collect(launch_folder: Path, output: Path, blobs: BlobStore) -> RawData:
             problems.append(f"more than {MOST_FILES} files; those from {name} on were not kept")
             break
         else:
-            artifacts.append(_keep(path, name, _media_type(path), blobs))
-            files[name] = blobs.path(artifacts[-1].sha256)
+            kept = _keep(path, name, _media_type(path), blobs)
+            artifacts += with_projection(blobs, kept)
+            files[name] = blobs.path(kept.sha256)
     for pattern, media_type in _LAUNCHER_FILES.items():
         for path in sorted(launch_folder.glob(pattern)):
-            private = media_type == "text/plain"
-            artifacts.append(_keep(path, f"{LAUNCHER}{path.name}", media_type, blobs, private=private))
+            artifacts += with_projection(blobs, _keep(path, f"{LAUNCHER}{path.name}", media_type, blobs))
     return RawData(tuple(artifacts), files, tuple(problems))
 
 
-def _keep(path: Path, name: str, media_type: str, blobs: BlobStore, *, private: bool = False) -> Artifact:
+def _keep(path: Path, name: str, media_type: str, blobs: BlobStore) -> Artifact:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         digest = blobs.put_chunks(iter(lambda: file.read(_CHUNK), b""))
     size = blobs.check(digest)  # read back before anything is torn down
-    return Artifact(name=name, sha256=digest, size=size, media_type=media_type, private=private)
+    return Artifact(name=name, sha256=digest, size=size, media_type=media_type)
 
 
 def _media_type(path: Path) -> str:
