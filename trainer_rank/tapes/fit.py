@@ -15,7 +15,8 @@ from trainer_rank.features import FEATURES, PACKED_TOKENS, TOKENS
 from trainer_rank.tapes.align import align
 from trainer_rank.tapes.carry import carry
 from trainer_rank.tapes.explain import Sample, explain
-from trainer_rank.tapes.passes import Action, Operation, Pass, read_pass
+from trainer_rank.tapes.passes import UNNAMED_STAGE, Action, Operation, Pass, read_pass
+from trainer_rank.tapes.repeats import layer_stages
 from trainer_rank.tapes.tape import Part, Path, Probe, Tape
 
 
@@ -94,17 +95,21 @@ class _Draft:
 
     def path(self, names: Mapping[tuple[int, int], int]) -> Path:
         """Return the finished path; ``names`` maps (draft, subject) to an explanation."""
-        stages = [
-            (next(group)[0], stage)
-            for stage, group in groupby(enumerate(self.passes[0].stages), key=lambda item: item[1])
-        ]
         return Path(
             operations=self.operations,
-            stages=tuple(stages),
+            stages=self._stages(names),
             allocations=tuple(names[self.ordinal, k] for k in range(len(self.passes[0].sizes))),
             ancestors=tuple(names[self.ordinal, ~k] for k in range(len(self.passes[0].ancestors))),
             probes=tuple(self.probes),
         )
+
+    def _stages(self, names: Mapping[tuple[int, int], int]) -> tuple[tuple[int, str], ...]:
+        recorded = self.passes[0]
+        if set(recorded.stages) == {UNNAMED_STAGE} and recorded.layers:
+            explanations = [names.get((self.ordinal, each.subject), -1) for each in self.operations]
+            return layer_stages(self.operations, explanations, recorded.layers)
+        groups = groupby(enumerate(recorded.stages), key=lambda item: item[1])
+        return tuple((next(group)[0], stage) for stage, group in groups)
 
 
 def _drafts(recordings: Iterable[tuple[Pass, Probe]]) -> list[_Draft]:

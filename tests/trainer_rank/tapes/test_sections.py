@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.trainer_rank.tapes.programs import Size, layered, mixed, record, rows
+from tests.trainer_rank.tapes.programs import Size, Step, layered, mixed, record, rows
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes import Status, fit, forecast
 from trainer_rank.tapes.sections import section_counts, with_count
@@ -80,9 +80,25 @@ def test_layers_that_are_never_alike_may_not_be_repeated() -> None:
         with_count(path_of(4), "layer", 1)
 
 
-def test_unmarked_recordings_say_why_another_layer_count_is_unknown() -> None:
-    steps = [step for step in layered(4, SIZES, BOUNDARY) if step.stage is None]
-    tape = fit([record(steps, {"packed_tokens": n, "layers": 4}) for n in (256, 512)])
-    made = forecast(tape, {"packed_tokens": 300}, record(steps, {"packed_tokens": 300}).before, layers=8)
+def unmarked(kinds: Sequence[Sequence[Size]]) -> list[Step]:
+    return [step for step in mixed(kinds, BOUNDARY) if step.stage is None]
+
+
+@pytest.mark.parametrize("count", [3, 7, 40])
+def test_layers_are_found_by_their_repetition_where_nobody_marked_them(count: int) -> None:
+    probes = [record(unmarked([SIZES] * 4), {"packed_tokens": n, "layers": 4}) for n in (256, 512, 4096)]
+    target = record(unmarked([SIZES] * count), {"packed_tokens": 3000})
+    tape = fit(probes)
+    assert section_counts(tape.parts[0].paths[0]) == {"layer": 4}
+    made = forecast(tape, {"packed_tokens": 3000}, target.before, layers=count)
+    assert made.expected is not None
+    assert made.expected[:2] == (target.peak_allocated, target.peak_reserved)
+
+
+def test_where_layers_of_one_kind_do_not_repeat_none_is_named() -> None:
+    probes = [record(unmarked(hybrid(4)), {"packed_tokens": n, "layers": 4}) for n in (256, 512, 4096)]
+    tape = fit(probes)
+    assert section_counts(tape.parts[0].paths[0]) == {}
+    made = forecast(tape, {"packed_tokens": 300}, probes[0].before, layers=8)
     assert made.status is Status.UNKNOWN
     assert "8 layers, recorded with 4" in made.uncovered[0]
