@@ -73,8 +73,9 @@ def supervise(
         watch.wait(progress or (lambda: None), cancelled or (lambda: None))
     finally:
         watch.end()
-    outcome = read_outcome(folder) or recover_outcome(folder, "the supervisor was killed before it could report")
-    return _end_strays(specification, outcome)
+        outcome = read_outcome(folder) or recover_outcome(folder, "the supervisor was killed before it could report")
+        outcome = _end_strays(specification, outcome)
+    return outcome
 
 
 def read_outcome(folder: Path) -> Outcome | None:
