@@ -155,6 +155,10 @@ class TrainerRank:
         self._require_open()
         return self._headroom.protected(COLLECTIVE, name)
 
+    def libraries_torn_down(self) -> None:
+        """Keep free again what libraries took: their handles or communicators were destroyed and will be rebuilt."""
+        self._headroom.torn_down()
+
     @contextmanager
     def _executing(self, micro_batch: MicroBatch) -> Iterator[None]:
         with self._device.activate(), self._witness.during(micro_batch.step, micro_batch.choice):

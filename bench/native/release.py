@@ -72,7 +72,7 @@ class Driver:
         finally:
             if workspace is not None:
                 self.give_back(workspace)
-            if handle:
+            if handle.value:
                 self._cublas.cublasDestroy_v2(handle)
 
 
@@ -110,9 +110,10 @@ class Arm:
             for micro_batch in self._rank.forward_micro_batches(batch):
                 outputs = [each.log_probabilities.mean() for each in micro_batch.outputs.values()]
                 loss = -torch.stack(outputs).mean()
-                loss.register_hook(want)
+                loss.register_hook(want)  # type: ignore[no-untyped-call]
                 self._rank.backward(micro_batch, loss)
                 del outputs, loss
+        self._rank.libraries_torn_down()
         torch.cuda.synchronize()
         return time.perf_counter() - begun
 

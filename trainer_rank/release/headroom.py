@@ -62,6 +62,10 @@ class Headroom:
         """Return what libraries and collectives will still take."""
         return self._libraries.due(self._outside()) if self._policy.claims_libraries else ()
 
+    def torn_down(self) -> None:
+        """Count on libraries taking again what they took: handles or communicators were destroyed."""
+        self._libraries.torn_down()
+
     def working(self) -> AbstractContextManager[None]:
         """Credit the forward work inside to the release account."""
         return self._account.work(os.getpid())

@@ -1,9 +1,10 @@
 """What libraries take outside PyTorch's allocator, phase by phase, and what of it is due again. Pure; bytes.
 
-Only one figure is given: what lies outside the allocator now (physical minus reserved, other processes included).
-A phase's size is the largest growth seen while it ran. When the reading falls, some library gave memory back (a
-communicator torn down, a handle destroyed) and will want it again: that is due until it is back, or until every known
-phase has run without taking anything, which shows that it was somebody else's.
+Only one figure is given: what lies outside the allocator now (physical minus reserved, other processes included). A
+phase's size is the largest growth seen while it ran. When the reading falls between two looks, some library gave memory
+back (a communicator torn down, a handle destroyed) and will want it again: that is due until it is back, or until every
+known phase has run without taking anything, which shows that it was somebody else's. A fall that somebody else's growth
+hides between the same two looks is not seen: whoever tears libraries down can say so.
 """
 
 from __future__ import annotations
@@ -21,33 +22,42 @@ class Libraries:
     def __init__(self, expected: Mapping[str, Term]) -> None:
         self._expected = dict(expected)
         self._sizes: dict[str, int] = {}
-        self._level = 0
+        self._outside: int | None = None
+        self._returned = 0
         self._quiet: set[str] = set()
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Bytes that each phase was measured to take when it first ran, or again."""
+        """Largest growth that each phase was measured to cause."""
         return self._sizes
 
     def due(self, outside: int) -> tuple[Term, ...]:
         """Return what libraries will still take, given the present reading."""
-        returned = self._returned(outside)
-        again = Term("libraries again", returned, Status.MEASURED, "what was outside the allocator and is no longer")
-        return (*self._expected.values(), again) if returned else tuple(self._expected.values())
+        self._look(outside)
+        again = Term("libraries again", self._returned, Status.MEASURED, "taken outside the allocator and given back")
+        return (*self._expected.values(), again) if self._returned else tuple(self._expected.values())
 
     def ran(self, phase: str, before: int, after: int) -> None:
         """Learn from a phase that has run to its end: the readings before and after it."""
+        self._look(before)
         grown = max(0, after - before)
-        new = max(0, grown - self._returned(before))
+        self._outside = after
+        self._returned = max(0, self._returned - grown)
+        self._sizes[phase] = max(grown, self._sizes.get(phase, 0))
         self._expected.pop(phase, None)
         if phase == BACKWARD:
             self._expected.pop(FORWARD, None)  # it cannot have run without
-        self._level = after if not self._sizes else self._level + new
-        self._sizes[phase] = max(grown, self._sizes.get(phase, 0))
         self._quiet = set() if grown else self._quiet | {phase}
         if self._quiet >= self._sizes.keys():
-            self._level = after
-            self._quiet = set()
+            self._returned, self._quiet = 0, set()
 
-    def _returned(self, outside: int) -> int:
-        return min(sum(self._sizes.values()), max(0, self._level - outside))
+    def torn_down(self) -> None:
+        """Count on libraries taking again everything that they were measured to take."""
+        self._returned, self._quiet = sum(self._sizes.values()), set()
+
+    def _look(self, outside: int) -> None:
+        fallen = 0 if self._outside is None else max(0, self._outside - outside)
+        if fallen:
+            self._quiet = set()
+        self._returned = min(sum(self._sizes.values()), self._returned + fallen)
+        self._outside = outside
