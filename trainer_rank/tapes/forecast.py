@@ -131,9 +131,18 @@ def _score(paths: tuple[Same[Path], ...], turns: tuple[Turn, ...]) -> Score:
     return compose([each.thing for each in paths], turns)
 
 
+class _Start(NamedTuple):
+    """The state that every replay of a forecast begins with; ``blocks`` are the live handles by address."""
+
+    snapshot: Snapshot
+    allocator: CachingAllocator
+    blocks: dict[int, int]
+
+
 @lru_cache(maxsize=4)
-def _start(snapshot: Same[Snapshot]) -> CachingAllocator:
-    return unlimited(snapshot.thing)
+def _start(snapshot: Same[Snapshot]) -> _Start:
+    allocator = unlimited(snapshot.thing)
+    return _Start(snapshot.thing, allocator, {address: live[0] for address, live in allocator.live().items()})
 
 
 @lru_cache(maxsize=16)
@@ -141,8 +150,8 @@ def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapsho
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
     start = _start(Same(snapshot))
-    expected = _replay(likely, turns, start, snapshot)
-    widest = [expected, *_alternatives(choices, likely, turns, start, snapshot)]
+    expected = _replay(likely, turns, start)
+    widest = [expected, *_alternatives(choices, likely, turns, start)]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
     extrapolated = any(each.extrapolated for each in choices)
     share = 16 if extrapolated else 64
@@ -150,8 +159,8 @@ def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapsho
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),
         Figures(
-            allocated + (allocated - start.allocated) // (4 * share),
-            reserved + (reserved - start.reserved) // share + LARGE_SEGMENT,
+            allocated + (allocated - start.allocator.allocated) // (4 * share),
+            reserved + (reserved - start.allocator.reserved) // share + LARGE_SEGMENT,
             None,
         ),
         expected.number,
@@ -175,34 +184,31 @@ def _alternatives(
     choices: Sequence[Choice],
     likely: Sequence[Sized],
     turns: tuple[Turn, ...],
-    start: CachingAllocator,
-    snapshot: Snapshot,
+    start: _Start,
 ) -> Iterator[_Replayed]:
     """Replay what else the recordings allow, with ancestors taken in the other order; nothing where nothing differs."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
     other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
     for each in [upper] if other == upper else [upper, other]:
         if each != list(likely) or each[0].ancestors:
-            yield _replay(each, turns, start, snapshot, lowest=True)
+            yield _replay(each, turns, start, lowest=True)
 
 
 def _replay(
     passes: Sequence[Sized],
     turns: tuple[Turn, ...],
-    start: CachingAllocator,
-    snapshot: Snapshot,
+    start: _Start,
     *,
     lowest: bool = False,
 ) -> _Replayed:
     score = _score(tuple(Same(each.path) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
-    allocator = copied(start)
-    live = allocator.live()
-    found = find_ancestors(snapshot, passes[0].ancestors, lowest=lowest)
-    ancestors = [NOBODY if address is None else live[address][0] for address in reversed(found)]
+    allocator = copied(start.allocator)
+    found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=lowest)
+    ancestors = [NOBODY if address is None else start.blocks[address] for address in reversed(found)]
     handles = [NOBODY] * len(sizes) + ancestors
-    streams = streams_of(snapshot)
-    high, top, peak, done = start.allocated, start.reserved, -1, []
+    streams = streams_of(start.snapshot)
+    high, top, peak, done = allocator.allocated, allocator.reserved, -1, []
     for turn, first, end in zip(turns, score.starts, [*score.starts[1:], len(score.operations)], strict=True):
         peaks = simulate(allocator, islice(score.operations, first, end), sizes, handles, streams)
         if peaks.allocated.size > high:
