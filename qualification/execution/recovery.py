@@ -149,6 +149,8 @@ def _require_dead(mine: Sequence[Holding], manifest: Manifest | None, folder: Pa
     for holding in mine:
         if not holding.expired:
             raise NotYet(f"the lease of run {holding.run} is in force until {holding.expires_at}")
+    if not mine and read_receipt(folder) is not None:
+        return  # its holder has closed it; whatever that process does now is something else
     holder = manifest.holder if manifest else mine[0].holder if mine else None
     if holder is not None and (entry := find(holder)) is not None and entry.state != "zombie":
         raise NotYet(f"pid {holder.pid}, which holds the run in {folder}, is still alive")
