@@ -65,13 +65,13 @@ class Sampler:
 
     def _alone(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
-        choice = self._decide(pending, budget, sample, oversize=False)
+        choice = self._decide(pending, budget, sample)
         if choice.plan is not None:
             return choice
         if self._policy.release_on_refusal:
             self._headroom.release(choice.decision.reason, lambda: self._helps(pending, budget, sample))
             budget, sample = self._budget(optimizer_bytes)
-        return self._decide(pending, budget, sample, oversize)
+        return self._decide(pending, budget, sample, oversize=oversize, last=True)
 
     def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample) -> bool:
         """Say whether the smallest plan would be admitted after a release; policies without claims just try."""
@@ -82,9 +82,11 @@ class Sampler:
         after = Sample(sample.ordinal, sample.memory._replace(free=free), left)
         return self._decide(pending, replace(budget, free=free), after).plan is not None
 
-    def _decide(self, pending: Sequence[Unit], budget: Budget, sample: Sample, oversize: bool = False) -> Choice:
+    def _decide(
+        self, pending: Sequence[Unit], budget: Budget, sample: Sample, *, oversize: bool = False, last: bool = False
+    ) -> Choice:
         forecaster, by_cost = self._probes.forecaster(sample), self._agreement is None
-        return choose(pending, self._rungs, forecaster, budget, oversize=oversize, by_cost=by_cost)
+        return choose(pending, self._rungs, forecaster, budget, oversize=oversize, by_cost=by_cost, explain=last)
 
     def _budget(self, optimizer_bytes: int) -> tuple[Budget, Sample]:
         self._samples += 1

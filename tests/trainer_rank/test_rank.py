@@ -116,7 +116,6 @@ def test_every_forecast_comes_before_its_step_and_bounds_it(bench: Callable[...,
         assert forecast["coverage"] == "covered"
         assert {claim["name"] for claim in forecast["claims"]} == {
             "reserve",
-            "libraries",
             "first collective",
             "optimizer state",
         }

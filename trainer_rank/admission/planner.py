@@ -57,17 +57,19 @@ def choose(
     *,
     oversize: bool = False,
     by_cost: bool = True,
+    explain: bool = True,
 ) -> Choice:
     """Choose how many of the pending ``units`` run now, and how.
 
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
     the rungs are tried on it alone, the cheapest first, or in the ladder's own order when not ``by_cost``.
+    ``explain``: search for a remedy when nothing fits.
     """
     widest = _widest(units, forecaster, budget) if any(isinstance(rung, Whole) for rung in rungs) else None
     if widest is not None:
         return widest
     choice = _climb(_plans(units[0], rungs, forecaster, by_cost), forecaster, budget, oversize)
-    if choice.decision.outcome is not Outcome.REFUSED:
+    if choice.decision.outcome is not Outcome.REFUSED or not explain:
         return choice
     return replace(
         choice,
