@@ -16,6 +16,9 @@ from trainer_rank.tapes.same import Same
 from trainer_rank.tapes.sections import with_count
 from trainer_rank.tapes.tape import Part, Path, Tape
 
+WITHIN, ABOVE, BELOW = range(3)
+"""Where a plan's rows lie from the probes of a path, the preferred first."""
+
 LAYER = "layer"
 """The section whose instances are the model's layers: stages ``forward/layer/0`` and so on."""
 
@@ -93,9 +96,13 @@ def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:
     the next path's smallest: somewhere between the two the order of events changes.
     """
     rows = features.get(PACKED_TOKENS, 0)
-    ordered = sorted(part.paths, key=lambda path: (_strangeness(path, features), *_distance(path, rows)))
-    inside = _strangeness(ordered[0], features) == 0 and _distance(ordered[0], rows)[0] == 0
-    return ordered[: 1 if inside else 2]
+    best, *others = sorted(part.paths, key=lambda path: (_strangeness(path, features), *_distance(path, rows)))
+    if _strangeness(best, features) > 0:
+        return [best, *others[:1]]
+    if _distance(best, rows)[0] != ABOVE:
+        return [best]
+    beyond = [each for each in others if _distance(each, rows)[0] == BELOW and _strangeness(each, features) == 0]
+    return [best, *beyond[:1]]
 
 
 def _strangeness(path: Path, features: Mapping[str, int]) -> float:
@@ -110,13 +117,13 @@ def _strangeness(path: Path, features: Mapping[str, int]) -> float:
 
 
 def _distance(path: Path, rows: int) -> tuple[int, float]:
-    """Return where the plan's rows lie: 0 within the probes, 1 above them, 2 below, and how far."""
+    """Return where the plan's rows lie from the path's probes, and how far."""
     known = [probe.features[PACKED_TOKENS] for probe in path.probes]
     if min(known) <= rows <= max(known):
-        return 0, min(abs(each - rows) for each in known)
+        return WITHIN, min(abs(each - rows) for each in known)
     if rows > max(known):
-        return 1, rows / max(known)
-    return 2, min(known) / max(rows, 1)
+        return ABOVE, rows / max(known)
+    return BELOW, min(known) / max(rows, 1)
 
 
 def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False) -> Sized | tuple[str, ...]:
