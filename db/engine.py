@@ -134,6 +134,8 @@ def _plain_errors(engine: Engine) -> Iterator[None]:
     place = engine.url.render_as_string(hide_password=True)
     try:
         yield
+    except UnicodeDecodeError as error:  # damage can reach names that SQLite quotes in its own messages
+        raise InvalidEvidence(Code.DATABASE, f"{place} is damaged: {error}") from None
     except DBAPIError as error:
         said = str(error.orig).splitlines()[0] if error.orig else type(error).__name__
         if any(word in said for word in _LOCKED):

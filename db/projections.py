@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Boolean, Column, ColumnElement, Connection, Integer, Table, select, type_coerce
 
 from db import models
-from qualification.evidence.findings import Code, Finding
+from qualification.evidence.findings import Code, Finding, InvalidEvidence
 from qualification.evidence.statements import PERMIT, Read
 from qualification.records import (
     AdoptionDecision,
@@ -84,6 +84,8 @@ def compare(connection: Connection, expected: Rows, after: int, until: int | Non
         at = names.index("position") if "position" in names else None
         for stored in connection.execute(query.order_by(*table.primary_key.columns)):
             key = (stored[0], 0 if at is None else stored[at])
+            if not isinstance(stored[0], int):
+                raise InvalidEvidence(Code.DATABASE, f"table {table.name} holds a row whose sequence is no number")
             if wanted.pop(key, None) != tuple(stored):
                 yield _differs(table, stored[0], "holds a row that disagrees with its ledger entry")
         for sequence, _ in wanted:

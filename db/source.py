@@ -82,6 +82,8 @@ def read_identity(connection: Connection) -> str:
 def _entry(row: Any) -> Entry:  # noqa: ANN401 - a row of any result
     """Take a row as it is; what is not of its column's type (SQLite holds anything) becomes empty and cannot verify."""
     sequence, previous, current, digest, envelope = row
+    if not isinstance(sequence, int):
+        raise InvalidEvidence(Code.DATABASE, "the ledger holds a row whose sequence is no number")
     return Entry(
         sequence=sequence,
         previous_hash=previous if isinstance(previous, str) else "",
