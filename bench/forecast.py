@@ -25,6 +25,8 @@ from trainer_rank.tapes.shipped import RECORDINGS, load_shipped
 from trainer_rank.tapes.tape import Tape
 
 TAPE = "qwen3_6-35b-a3b-4-layers-h200"
+MEASURED = {(1, 262_144): "87.93", (2, 65_536): "18.33"}
+"""Peaks in GiB of runs of the recorded stack whose traces are not shipped: (context ranks, tokens)."""
 GEOMETRY = ModelGeometry("qwen3.6-35b-a3b", 40, 2048, 248_320, 16, 2, 256, 256, 8, 512, 512)
 
 
@@ -32,6 +34,7 @@ def main() -> None:
     """Print accuracy on unseen recordings, then times and how they grow."""
     traces = [load_trace(path) for path in sorted(RECORDINGS.glob("*.gz"))]
     _accuracy(traces)
+    _beyond(traces)
     _decisions(traces)
     _growth(traces)
 
@@ -49,6 +52,22 @@ def _accuracy(traces: list[Trace]) -> None:
             f"{'none' if line is None else f'{line:+.2f}%':>11} {'holds' if compared.bound_holds else 'FAILS':>6} "
             f"{slack.allocated / 2**30:6.2f} {slack.reserved / 2**30:6.2f} GiB"
         )
+
+
+def _beyond(traces: list[Trace]) -> None:
+    """Print peaks at sizes that are not shipped, from the envelope, on the line of what the shipped passes start with."""
+    tape = load_shipped(TAPE)
+    print(f"\n{'peak allocated beyond the recordings, GiB':52} {'forecast':>8} {'measured':>8}")
+    for (context, tokens), measured in MEASURED.items():
+        features = {"packed_tokens": tokens // context, "tokens": tokens}
+        part, _ = find_part(tape, context, 4)
+        assert part is not None
+        grown = Envelope(tape, candidates(part, features)[0]).growth(features)
+        same = [trace for trace in traces if (trace.features or {})["context"] == context]
+        (x, low), (y, high) = sorted((_tokens(trace), trace.before.allocated) for trace in same)[-2:]
+        start = low + (high - low) * (tokens - x) // (y - x)
+        assert grown is not None
+        print(f"{f'{tokens:,} tokens on {context} ranks':52} {(start + grown.requested) / 2**30:8.2f} {measured:>8}")
 
 
 def _line(others: list[Trace], unseen: Trace) -> float | None:
