@@ -55,7 +55,7 @@ def _accuracy(traces: list[Trace]) -> None:
 
 
 def _beyond(traces: list[Trace]) -> None:
-    """Print peaks at sizes that are not shipped, from the envelope, on the line of what the shipped passes start with."""
+    """Print peaks at sizes that are not shipped, from the envelope, on the line of what shipped passes start with."""
     tape = load_shipped(TAPE)
     print(f"\n{'peak allocated beyond the recordings, GiB':52} {'forecast':>8} {'measured':>8}")
     for (context, tokens), measured in MEASURED.items():

@@ -50,8 +50,9 @@ def retained(count: int, phases: Sequence[str] = ("forward", "caller", "backward
 
 @dataclass(frozen=True)
 class Sized:
-    """A path with the bytes of every allocation and ancestor."""
+    """A path of a tape with the bytes of every allocation and ancestor."""
 
+    tape: Tape
     path: Path
     sizes: tuple[int, ...]
     ancestors: tuple[int, ...]
@@ -73,15 +74,16 @@ class Score:
     streams: int
 
 
-def compose(paths: Sequence[Path], turns: Sequence[Turn]) -> Score:
-    """Lay the phases of passes on ``paths`` end to end in the order of ``turns``.
+def compose(chosen: Sequence[tuple[Tape, Path]], turns: Sequence[Turn]) -> Score:
+    """Lay the phases of passes on ``chosen`` paths end to end in the order of ``turns``.
 
-    What the first pass frees without having allocated it is an ancestor in the snapshot; later passes free what an
-    earlier one left behind, or nothing. Raises InvalidInputError when a turn names a pass that does not exist, or a
+    What the first pass frees without having allocated it is an ancestor in the snapshot; a later pass frees what the
+    one before left behind if both are of one tape, or nothing. Raises InvalidInputError when a turn names a pass that does not exist, or a
     phase that its recording does not have.
     """
+    paths = [path for _, path in chosen]
     offsets = [sum(len(path.allocations) for path in paths[:number]) for number in range(len(paths))]
-    heirs = [_heirs(paths, number, offsets) for number in range(len(paths))]
+    heirs = [_heirs(chosen, number, offsets) for number in range(len(paths))]
     operations: list[tuple[Action, int, int]] = []
     places: list[tuple[int, int]] = []
     starts: list[int] = []
@@ -100,14 +102,14 @@ def compose(paths: Sequence[Path], turns: Sequence[Turn]) -> Score:
     return Score(tuple(operations), tuple(turns), tuple(starts), tuple(places), len(streams))
 
 
-def _heirs(paths: Sequence[Path], number: int, offsets: Sequence[int]) -> list[int | None]:
+def _heirs(chosen: Sequence[tuple[Tape, Path]], number: int, offsets: Sequence[int]) -> list[int | None]:
     """Return, for each ancestor of a pass, the subject in the composition that stands for it, or None."""
-    path = paths[number]
+    tape, path = chosen[number]
     if number == 0:
         return [~k for k in range(len(path.ancestors))]
-    if not path.ancestors:
-        return []
-    before = paths[number - 1]
+    other, before = chosen[number - 1]
+    if not path.ancestors or other is not tape:
+        return [None] * len(path.ancestors)
     freed = {subject for action, subject, _ in before.operations if action is not Action.ALLOCATE}
     left: dict[int, list[int]] = {}
     for k, explanation in enumerate(before.allocations):

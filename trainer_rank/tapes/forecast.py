@@ -127,8 +127,8 @@ def _choice(tape: Same[Tape], features: tuple[tuple[str, int], ...], context: in
 
 
 @lru_cache(maxsize=64)
-def _score(paths: tuple[Same[Path], ...], turns: tuple[Turn, ...]) -> Score:
-    return compose([each.thing for each in paths], turns)
+def _score(chosen: tuple[tuple[Same[Tape], Same[Path]], ...], turns: tuple[Turn, ...]) -> Score:
+    return compose([(tape.thing, path.thing) for tape, path in chosen], turns)
 
 
 class _Start(NamedTuple):
@@ -201,7 +201,7 @@ def _replay(
     *,
     lowest: bool = False,
 ) -> _Replayed:
-    score = _score(tuple(Same(each.path) for each in passes), turns)
+    score = _score(tuple((Same(each.tape), Same(each.path)) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
     allocator = copied(start.allocator)
     found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=lowest)

@@ -132,7 +132,9 @@ def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: boo
     bad = [ordinal for ordinal, k in enumerate(path.allocations) if sizes[k] is None]
     if bad:
         return tuple(_unsized(tape, path, ordinal) for ordinal in bad[:8])
-    return Sized(path, tuple(sizes[k] or 0 for k in path.allocations), tuple(sizes[k] or 0 for k in path.ancestors))
+    return Sized(
+        tape, path, tuple(sizes[k] or 0 for k in path.allocations), tuple(sizes[k] or 0 for k in path.ancestors)
+    )
 
 
 def stage_of(path: Path, operation: int) -> str:

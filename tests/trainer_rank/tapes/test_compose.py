@@ -111,6 +111,15 @@ def test_what_one_pass_leaves_behind_the_next_one_frees() -> None:
     assert made.expected.allocated == steady_pass(1500, steady(1500)).peak_allocated
 
 
+def test_what_a_pass_of_another_tape_left_behind_stays() -> None:
+    first, second = (
+        fit([steady_pass(tokens, steady(tokens)) for tokens in sizes]) for sizes in ((1000, 2000), (900, 2100))
+    )
+    passes = [PlannedPass(first, {"packed_tokens": 1500}), PlannedPass(second, {"packed_tokens": 1500})]
+    made = forecast_plan(passes, sequential(2), steady(1500))
+    assert made.turns[1].left == 2 * steady(1500).allocated
+
+
 def test_unknown_turns_are_refused_and_unknown_passes_named() -> None:
     with pytest.raises(InvalidInputError, match="names no pass of 1"):
         forecast_plan(planned(700), [Turn(1)], Snapshot())
