@@ -56,6 +56,8 @@ class Ledger:
         """
         facts = [authenticate(envelope, self.trust) for envelope in envelopes]
         self._require_recordable(facts)
+        if any(fact.read.blobs for fact in facts):
+            self.store.sync()
         with writing(self.engine) as connection:
             entries = _linked(connection, envelopes)
             _require_new(connection, entries)

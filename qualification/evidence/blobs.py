@@ -57,11 +57,11 @@ class BlobStore:
         return self.folder / digest
 
     def put(self, content: bytes) -> str:
-        """Store bytes and return their digest, durably. Raises BlobError."""
+        """Store bytes and return their digest. Raises BlobError."""
         return self.put_chunks([content])
 
     def put_chunks(self, chunks: Iterable[bytes]) -> str:
-        """Store a stream of bytes and return its digest, durably. Raises BlobError."""
+        """Store a stream of bytes and return its digest; the bytes are on the disk by then. Raises BlobError."""
         self.create()
         digest = hashlib.sha256()
         size = 0
@@ -79,8 +79,11 @@ class BlobStore:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise BlobError(f"no room for a blob in {self.folder}; free some space and run again") from None
-        sync_folder(self.folder)
         return digest.hexdigest()
+
+    def sync(self) -> None:
+        """Make the names of all blobs written so far survive a power cut; an entry that rests on them does this."""
+        sync_folder(self.folder)
 
     def read(self, digest: str) -> bytes:
         """Return a blob's bytes. Raises InvalidEvidence when it is missing, unsafe or altered."""
@@ -111,7 +114,7 @@ class BlobStore:
     def remove(self, digest: str) -> None:
         """Remove a blob for good; record a tombstone first."""
         self.path(digest).unlink(missing_ok=True)
-        sync_folder(self.folder)
+        self.sync()
 
     def names(self) -> Iterator[str]:
         """Yield the name of everything in the folder but files that are being written, in order."""
