@@ -78,8 +78,8 @@ def compose(chosen: Sequence[tuple[Tape, Path]], turns: Sequence[Turn]) -> Score
     """Lay the phases of passes on ``chosen`` paths end to end in the order of ``turns``.
 
     What the first pass frees without having allocated it is an ancestor in the snapshot; a later pass frees what the
-    one before left behind if both are of one tape, or nothing. Raises InvalidInputError when a turn names a pass that does not exist, or a
-    phase that its recording does not have.
+    one before left behind if both are of one tape, or nothing. Raises InvalidInputError when a turn names a pass that
+    does not exist, or a phase that its recording does not have.
     """
     paths = [path for _, path in chosen]
     offsets = [sum(len(path.allocations) for path in paths[:number]) for number in range(len(paths))]
