@@ -40,9 +40,8 @@ def boot_id() -> str:
 
 def read_entry(pid: int) -> Entry | None:
     """Return the process table's line of ``pid``, or None when there is no such process."""
-    try:
-        line = (PROC / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    line = _read(f"{PROC}/{pid}/stat")
+    if line is None:
         return None
     name_start, name_end = line.index(b"("), line.rindex(b")")  # the name may itself hold spaces and brackets
     fields = line[name_end + 2 :].split()
@@ -58,8 +57,8 @@ def read_entry(pid: int) -> Entry | None:
 
 def all_entries() -> Iterator[Entry]:
     """Yield every process that exists while the table is read."""
-    for folder in PROC.iterdir():
-        if folder.name.isdecimal() and (entry := read_entry(int(folder.name))) is not None:
+    for name in os.listdir(PROC):  # noqa: PTH208
+        if name.isdecimal() and (entry := read_entry(int(name))) is not None:
             yield entry
 
 
@@ -89,14 +88,22 @@ def myself() -> Process:
     return record(entry)
 
 
-def environment_of(pid: int) -> dict[str, str] | None:
-    """Return the environment ``pid`` started with, or None when it cannot be read (gone, or not ours to see)."""
+def starts_with(pid: int, variable: str, value: str) -> bool:
+    """Whether ``pid`` started with this environment variable; False when that cannot be read (gone, or not ours)."""
     try:
-        content = (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
+        content = _read(f"{PROC}/{pid}/environ")
+    except PermissionError:
+        return False
+    return content is not None and os.fsencode(f"{variable}={value}") in content.split(b"\0")
+
+
+def _read(path: str) -> bytes | None:
+    """Return a file of the process table, None when its process is gone. Read often, hence without pathlib."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
         return None
-    pairs = (item.partition(b"=") for item in content.split(b"\0") if b"=" in item)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def send(entry: Entry, number: signal.Signals) -> bool:

@@ -105,9 +105,11 @@ class Recovery:
         return receipt
 
     def _baselines(self, manifest: Manifest, held: HeldLeases) -> Sequence[GpuReading]:
+        names = [lease.resource for lease in held.leases if not is_virtual(lease.resource)]
+        if not names:
+            return []
         saved = {reading.uuid: reading for reading in manifest.baselines}
         known = {resource.name: resource.baseline_bytes for resource in self.store.resources()}
-        names = [lease.resource for lease in held.leases if not is_virtual(lease.resource)]
         return [saved.get(name, GpuReading(uuid=name, used_bytes=known.get(name), processes=())) for name in names]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qualification.execution.cgroup import Scope
-from qualification.execution.identity import Entry, all_entries, environment_of, find, read_entry, record, send
+from qualification.execution.identity import Entry, all_entries, find, read_entry, record, send, starts_with
 from qualification.execution.supervision import Census
 from qualification.records import Process
 
@@ -52,7 +52,7 @@ def members(scope: Scope | None) -> list[Entry]:
 
 def carriers(token: str) -> list[Entry]:
     """Return every process whose starting environment carries the run's token, wherever it hangs in the tree."""
-    return [entry for entry in all_entries() if (environment_of(entry.pid) or {}).get(TOKEN_VARIABLE) == token]
+    return [entry for entry in all_entries() if starts_with(entry.pid, TOKEN_VARIABLE, token)]
 
 
 def survivors(census: Census) -> list[Entry]:
@@ -118,10 +118,9 @@ class _Ladder:
             wait = min(wait * 1.5, 0.2)
         return []
 
-    def kill(self, seconds: float) -> list[Entry]:
-        """Kill whatever is there until two scans in a row find nothing, or the time is over."""
+    def kill(self, seconds: float, empty: int) -> list[Entry]:
+        """Kill whatever is there until two scans in a row find nothing (``empty`` did so far), or the time is over."""
         deadline = time.monotonic() + seconds
-        empty = 0
         while True:
             alive = self.scan()
             empty = 0 if alive else empty + 1
@@ -150,7 +149,7 @@ def sweep(
     started = time.monotonic()
     before_kill = ladder.terminate(terminate_seconds)
     kill_started = time.monotonic()
-    left = ladder.kill(kill_seconds)
+    left = ladder.kill(kill_seconds, empty=0 if before_kill else 1)
     ended = time.monotonic()
     leftovers = {entry.key: record(entry, state="foreign" if entry.key in ladder.refused else None) for entry in left}
     return Swept(
