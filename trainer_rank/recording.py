@@ -66,16 +66,18 @@ class StepProbes:
     def record_within(self, seconds: float, largest: int, sequences: int = 8) -> list[Trace]:
         """Record the smallest probes, then always the most telling one, until rules agree or the time is up.
 
+        The largest probe is always among them while there is time: only there does a size show that it stopped growing.
         At least ``FEWEST`` probes are recorded, however long they take. TapeError when probes contradict each other.
         """
         begun = perf_counter()
-        left = [self.shape(lengths) for lengths in candidate_lengths(largest, sequences)]
+        left = sorted(map(self.shape, candidate_lengths(largest, sequences)), key=lambda shape: sum(shape.lengths))
+        final = left[-1]
         if len(left) < FEWEST:
             raise TapeError(f"only {len(left)} probes of up to {largest} rows; allow more rows")
         traces: list[Trace] = []
         longest = 0.0
         while left:
-            chosen = self._next(traces, left)
+            chosen = self._next(traces, left) or (final if final in left else None)
             if chosen is None or (len(traces) >= FEWEST and perf_counter() - begun + longest > seconds):
                 break
             left.remove(chosen)

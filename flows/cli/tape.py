@@ -44,7 +44,7 @@ def record(
     device: Annotated[str, typer.Option(help="virtual:CARD or cuda:INDEX.")] = "virtual:h200",
     geometry: Annotated[str, typer.Option(help="Geometry of the reference model: small or tiny.")] = "small",
     seconds: Annotated[float, typer.Option(help="Begin no probe that would end later than this.", min=1)] = 60.0,
-    largest: Annotated[int, typer.Option(help="Largest packed rows of a probe.", min=64)] = 1024,
+    largest: Annotated[int, typer.Option(help="Largest packed rows of a probe.", min=64)] = 2500,
     sequences: Annotated[int, typer.Option(help="Sequences in a ragged probe.", min=2)] = 8,
 ) -> int:
     """Record whole steps of the reference model: small shapes first, then whichever settles most, until rules agree.
