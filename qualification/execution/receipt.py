@@ -167,6 +167,8 @@ def _processes(
             raise OSError("a supervisor left no census, so what it started is unknown")
         left.extend(host.leftover_processes(censuses, seen))
         groups = tuple(f"pid {entry.pid}" for entry in host.leftover_groups(seen) if not _known(entry.pid, left))
+        if not left and not groups and _is_census_all(footprint, censuses):
+            raise OSError("a supervisor was killed where no cgroup holds what it had started since its last census")
         names = tuple(f"pid {process.pid} ({process.command}, {process.state})" for process in left)
         gone = len([process for process in seen if process not in left])
         values: host.Values = {"swept": gone, "left": names, "left_in_sessions": groups}
@@ -176,6 +178,12 @@ def _processes(
         return (), [_not_applicable("processes", "/proc", "nothing was started")]
     probe = _look("processes", "/proc", check)
     return tuple(left), [probe]
+
+
+def _is_census_all(footprint: Footprint, censuses: Sequence[Census]) -> bool:
+    """Whether the last census is all that is known of some command: its supervisor died and no scope contained it."""
+    lost = any(outcome.ending is Ending.SUPERVISOR_LOST for outcome in footprint.outcomes)
+    return lost and any(census.cgroup is None for census in censuses)
 
 
 def _known(pid: int, processes: Iterable[Process]) -> bool:

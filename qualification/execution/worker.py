@@ -57,11 +57,14 @@ class Context:
         """Send an event of the subject's own; its name is the entry ``event``."""
         self.emit(str(event.get("event")), **{key: value for key, value in event.items() if key != "event"})
 
-    def parameter(self, name: str, default: int) -> int:
-        """Return a whole-number parameter of the job, or its default."""
+    def parameter(self, name: str, default: int, least: int = 1) -> int:
+        """Return a whole-number parameter of the job, at least ``least``, or its default."""
         value = self.job.parameters.get(name, default)
-        if type(value) is not int or value < 1:
-            raise ConfigurationError(f"parameter {name} of workload {self.job.workload} is {value!r}; give a count")
+        if type(value) is not int or value < least:
+            workload = self.job.workload
+            raise ConfigurationError(
+                f"parameter {name} of workload {workload} is {value!r}; give a number from {least}"
+            )
         return value
 
 

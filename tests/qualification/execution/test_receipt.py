@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from qualification.execution.files import write_durably
 from qualification.execution.identity import read_entry, record
 from qualification.execution.probes import host
 from qualification.execution.receipt import (
@@ -20,8 +21,8 @@ from qualification.execution.receipt import (
     status_of_lease,
     take_receipt,
 )
-from qualification.execution.supervision import Outcome
-from qualification.execution.supervisor import LeaseLost
+from qualification.execution.supervision import CENSUS_FILE, Ending, Outcome, encode
+from qualification.execution.supervisor import LeaseLost, read_census
 from qualification.records import Lease, Probe, ProbeStatus, ReceiptStatus
 from tests.qualification.execution.supervising import run
 
@@ -112,6 +113,17 @@ def test_a_run_without_census_is_unverified(tmp_path: Path) -> None:
     receipt = take_receipt(footprint(tmp_path))
     assert receipt.status is ReceiptStatus.UNVERIFIED
     assert "no census" in (receipt.reason or "")
+
+
+@pytest.mark.parametrize(("cgroup", "status"), [("/gone", ReceiptStatus.CLEAN), (None, ReceiptStatus.UNVERIFIED)])
+def test_only_a_scope_proves_that_a_killed_supervisor_left_nothing(
+    tmp_path: Path, cgroup: str | None, status: ReceiptStatus
+) -> None:
+    outcome = replace(run(tmp_path, "true"), ending=Ending.SUPERVISOR_LOST)
+    census = read_census(tmp_path)
+    assert census is not None
+    write_durably(tmp_path / CENSUS_FILE, encode(replace(census, cgroup=cgroup)))
+    assert take_receipt(footprint(tmp_path, outcome)).status is status
 
 
 def test_shared_memory_and_sockets_with_the_token_are_dirty(tmp_path: Path) -> None:
