@@ -10,6 +10,7 @@ from math import log
 from trainer_rank.errors import TapeError
 from trainer_rank.features import ADAPTER_BYTES, FEATURES, PACKED_TOKENS, SEQUENCES
 from trainer_rank.tapes.compose import PlannedPass, Sized
+from trainer_rank.tapes.counts import LAYER, counted
 from trainer_rank.tapes.explain import Grounds
 from trainer_rank.tapes.passes import Action
 from trainer_rank.tapes.same import Same
@@ -18,9 +19,6 @@ from trainer_rank.tapes.tape import Part, Path, Tape
 
 WITHIN, ABOVE, BELOW = range(3)
 """Where a plan's rows lie from the probes of a path, the preferred first."""
-
-LAYER = "layer"
-"""The section whose instances are the model's layers: stages ``forward/layer/0`` and so on."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,10 @@ def choose(planned: PlannedPass) -> Choice:
     part, doubts = find_part(tape, planned.context, planned.layers)
     if part is None:
         return Choice(None, uncovered=doubts)
-    paths = candidates(part, features)
+    try:
+        paths = [counted(part, path, features) for path in candidates(part, features)]
+    except TapeError as error:
+        return Choice(None, uncovered=(str(error),))
     expected = size_path(tape, paths[0], features)
     if isinstance(expected, tuple):
         return Choice(None, uncovered=expected)

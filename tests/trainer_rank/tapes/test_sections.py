@@ -80,6 +80,35 @@ def test_layers_that_are_never_alike_may_not_be_repeated() -> None:
         with_count(path_of(4), "layer", 1)
 
 
+def chunked(tokens: int) -> list[Step]:
+    """A head that works through its rows in chunks of 1,024, each in a buffer of its own."""
+    steps = [Step(stage="forward/body"), Step("hidden", rows(2048))]
+    for chunk in range(-(-tokens // 1024)):
+        steps += [
+            Step(stage=f"forward/head/{chunk}"),
+            Step(f"logits {chunk}", rows(0, 50 << 20)),
+            Step(f"kept {chunk}", rows(0, 3 << 20)),
+            Step(death=f"logits {chunk}"),
+        ]
+    return [*steps, Step(stage="backward"), Step("gradient", rows(2048)), Step(death="hidden")]
+
+
+@pytest.mark.parametrize("tokens", [900, 2000, 4096, 9000, 40_000])
+def test_chunks_are_as_many_as_the_rows_of_the_plan_need(tokens: int) -> None:
+    probes = [record(chunked(n), {"packed_tokens": n}) for n in (500, 3000, 5000)]
+    target = record(chunked(tokens), {"packed_tokens": tokens})
+    made = forecast(fit(probes), {"packed_tokens": tokens}, target.before)
+    assert made.expected is not None
+    assert made.expected[:2] == (target.peak_allocated, target.peak_reserved)
+
+
+def test_chunks_that_no_feature_explains_make_the_forecast_unknown() -> None:
+    probes = [record(chunked(chunks), {"packed_tokens": n}) for n, chunks in ((500, 4000), (900, 2000), (1700, 9000))]
+    made = forecast(fit(probes), {"packed_tokens": 1000}, probes[0].before)
+    assert made.status is Status.UNKNOWN
+    assert made.uncovered == ("section head: no feature explains how often it repeats; record probes that tell",)
+
+
 def unmarked(kinds: Sequence[Sequence[Size]]) -> list[Step]:
     return [step for step in mixed(kinds, BOUNDARY) if step.stage is None]
 
