@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,9 +84,9 @@ def _as_server(arguments: list[str | Path]) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
 
 
-@pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[Path]:
-    """Start a PostgreSQL 15 that listens on a socket only; the value is the socket's folder."""
+@contextmanager
+def private_postgresql() -> Iterator[Path]:
+    """Run a PostgreSQL 15 that listens on a socket only; the value is the socket's folder."""
     folder = Path(tempfile.mkdtemp(prefix="qualify-postgresql-", dir="/tmp"))
     if os.geteuid() == 0:
         shutil.chown(folder, "nobody")
@@ -100,18 +101,32 @@ def postgresql_server() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def postgresql_url(postgresql_server: Path) -> Iterator[URL]:
-    """Make an empty database, and drop it afterwards."""
-    server = read_url(f"postgresql://postgres@/postgres?host={postgresql_server}&port={PORT}")
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+@contextmanager
+def private_database(server: Path) -> Iterator[URL]:
+    """Make an empty database on a private server, and drop it afterwards."""
+    url = read_url(f"postgresql://postgres@/postgres?host={server}&port={PORT}")
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
     name = f"qualify_{uuid4().hex}"
     with engine.connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    yield server.set(database=name)
+    yield url.set(database=name)
     with engine.connect() as connection:
         connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Path]:
+    """Give the socket folder of one server for the session."""
+    with private_postgresql() as folder:
+        yield folder
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: Path) -> Iterator[URL]:
+    """Give an empty database."""
+    with private_database(postgresql_server) as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
