@@ -19,11 +19,13 @@ from qualification.execution.launch import Launched
 from qualification.execution.supervision import Ending, Limits
 from qualification.execution.worker import Job
 from qualification.figures import Unreadable
-from qualification.records import Artifact, Criterion, Lease, Verdict, WorkloadResult
+from qualification.records import Artifact, Criterion, Ground, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
 from qualification.workloads.recompute import replays
 
 OUTPUT_FOLDER = "output"
+SMALL_MODEL = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""On the virtual device: a small model's threads wait for each other longer than they compute."""
 _NOT_JUDGED = {
     Ending.START_FAILED: "the worker could not be started",
     Ending.CANCELLED: "cancelled",
@@ -51,7 +53,8 @@ def run_workload(
     job = attempt.folder / f"{name}.job.json"
     job.write_bytes(msgspec.json.encode(_job(name, assignment, output)))
     started = datetime.now(UTC)
-    launched = attempt.launch(job, name, limits=limits, on_event=on_event, cancelled=cancelled)
+    environment = SMALL_MODEL if assignment.ground is Ground.REHEARSAL else None
+    launched = attempt.launch(job, name, limits=limits, environment=environment, on_event=on_event, cancelled=cancelled)
     raw = collect(launched.folder, output, blobs)
     criteria, verdict, reason = judge(name, assignment, launched, raw)
     return result(
