@@ -92,7 +92,7 @@ def forecast(
     ``stages`` are what the plan will run (head, optimizer, ...); those no recording covers make the answer unknown.
     ``outside`` is what this process holds outside PyTorch, in bytes.
     """
-    missing = tuple(f"stage {stage}" for stage in stages if stage not in tape.covers)
+    missing = tuple(f"stage {stage}: record a pass that runs it" for stage in stages if stage not in tape.covers)
     planned = PlannedPass(tape, features, context, layers)
     if missing:
         return Forecast(Status.UNKNOWN, None, None, uncovered=missing)

@@ -58,7 +58,7 @@ def choose(planned: PlannedPass) -> Choice:
         upper if isinstance(upper, Sized) else None,
         other if isinstance(other, Sized) else None,
         bool(outside),
-        notes=(*outside, *_unsure(tape, paths)),
+        notes=(*outside, *_unsure(tape, paths, expected)),
     )
 
 
@@ -144,16 +144,22 @@ def stage_of(path: Path, operation: int) -> str:
 
 
 def _unsized(tape: Tape, path: Path, ordinal: int) -> str:
-    birth = next(
-        index
-        for index, each in enumerate(path.operations)
-        if each.action is Action.ALLOCATE and each.subject == ordinal
-    )
     rule = tape.explanations[path.allocations[ordinal]].rule
     return (
-        f"allocation {ordinal} in {stage_of(path, birth)}: {rule.describe()} gives no size here; "
+        f"allocation {ordinal} in {stage_of(path, _birth(path, ordinal))}: {rule.describe()} gives no size here; "
         "record a probe nearer to it"
     )
+
+
+def _birth(path: Path, ordinal: int) -> int:
+    """Return the operation that allocates."""
+    return _births(Same(path))[ordinal]
+
+
+@lru_cache(maxsize=64)
+def _births(path: Same[Path]) -> list[int]:
+    operations = enumerate(path.thing.operations)
+    return [index for index, (action, _, _) in operations if action is Action.ALLOCATE]
 
 
 def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
@@ -166,14 +172,15 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
     return notes
 
 
-def _unsure(tape: Tape, paths: Sequence[Path]) -> list[str]:
+def _unsure(tape: Tape, paths: Sequence[Path], expected: Sized) -> list[str]:
     notes = []
     if len(paths) > 1:
         known = sorted(each.features[PACKED_TOKENS] for path in paths for each in path.probes)
         notes.append(f"the order of events differs between probes of {known[0]} to {known[-1]} packed tokens")
-    used = [tape.explanations[k].grounds for k in paths[0].allocations]
     for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
-        count = used.count(grounds)
-        if count:
-            notes.append(f"{count} allocations rest on too few probes ({grounds})")
+        doubtful = [k for k, each in enumerate(expected.path.allocations) if tape.explanations[each].grounds is grounds]
+        if doubtful:
+            largest = sorted(doubtful, key=lambda k: -expected.sizes[k])[:3]
+            named = ", ".join(f"{k} in {stage_of(expected.path, _birth(expected.path, k))}" for k in largest)
+            notes.append(f"{len(doubtful)} allocations rest on too few probes ({grounds}); the largest are {named}")
     return notes
