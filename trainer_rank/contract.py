@@ -7,6 +7,7 @@ and a pipeline that speaks another version refuses the head by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 
 from trainer_rank.devices.protocol import Device
 from trainer_rank.devices.virtual import VirtualDevice
+from trainer_rank.devices.virtual_memory import LibraryDemand
 from trainer_rank.errors import UnsupportedError
 from trainer_rank.microbatch import MicroBatch
 from trainer_rank.models.reference import SMALL, build_reference
-from trainer_rank.policies import load_policy
+from trainer_rank.policies import Scope, load_policy
 from trainer_rank.rank import TrainerRank
+from trainer_rank.release import caches
 from trainer_rank.reports.recordings import StepRecorder
 from trainer_rank.reports.spool import Spool
 from trainer_rank.requests import Request
@@ -43,17 +46,25 @@ def construct(
     policy: str,
     seed: int,
     slots: Sequence[str],
+    index: int = 0,
     capacity: int | None = None,
+    adapter_rank: int = 1,
+    dropout: float = 0.0,
+    demands: Sequence[tuple[str, str, int, str]] = (),
+    observe_releases: bool = False,
     recordings: Path | None = None,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Subject:
     """Build the small reference model on the ground's device, with a TrainerRank over it.
 
-    ``ground``: ``native`` (the first visible CUDA device) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes).
-    ``recordings``: the folder that gets the allocator recording of every step, and planner reports in ``reports``.
+    ``ground``: ``native`` (the visible CUDA device ``index``) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes on
+    which libraries make ``demands`` beside the card's own: name, phase, bytes, ``cublas`` or ``nccl``).
+    ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``observe_releases``: the rank
+    decides on releases but makes none. ``recordings``: the folder that gets the allocator recording of every step, and
+    planner reports in ``reports``.
     """
-    device = _device(ground, capacity)
-    model = build_reference(SMALL, device, slots=slots, seed=seed)
+    device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands])
+    model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed)
     recorder = None if recordings is None else StepRecorder(device, recordings)
 
     def tell(event: Mapping[str, Any]) -> None:
@@ -63,17 +74,24 @@ def construct(
 
     stage = (lambda _: None) if recorder is None else recorder.stage
     spool = None if recordings is None else Spool(recordings / "reports")
-    rank = TrainerRank(model, load_policy(policy), on_event=tell, on_stage=stage, spool=spool)
+    rank = TrainerRank(
+        model,
+        load_policy(policy),
+        on_event=tell,
+        on_stage=stage,
+        spool=spool,
+        observe_releases=observe_releases,
+    )
     return Subject(rank, device, model.geometry.vocabulary, recorder)
 
 
-def _device(ground: str, capacity: int | None) -> Device:
+def _device(ground: str, index: int, capacity: int | None, demands: Sequence[LibraryDemand]) -> Device:
     if ground == "rehearsal":
-        return VirtualDevice("h200", capacity=capacity)
+        return VirtualDevice("h200", index, capacity=capacity, demands=demands)
     if ground == "native":
         from trainer_rank.devices.cuda import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(index)
     raise UnsupportedError(f"ground {ground!r} does not exist; choose of native, rehearsal")
 
 
@@ -92,6 +110,28 @@ def forward(subject: Subject, requests: Sequence[Request]) -> Iterator[MicroBatc
 def backward(subject: Subject, micro_batch: MicroBatch, loss: torch.Tensor) -> None:
     """Propagate a scalar loss made from the outputs."""
     subject.rank.backward(micro_batch, loss)
+
+
+def collective(subject: Subject, name: str) -> AbstractContextManager[None]:
+    """Protect a collective that runs inside, outside any hand-off."""
+    return subject.rank.collective(name)
+
+
+def meet(subject: Subject, phase: str) -> None:
+    """Reach a phase in which libraries of a virtual device take memory; raises what the library would."""
+    if isinstance(subject.device, VirtualDevice):
+        subject.device.require(phase)
+
+
+def tear_down(subject: Subject, phase: str) -> int:
+    """Destroy what libraries of a virtual device built in a phase; the bytes that they gave back."""
+    return subject.device.give_up(phase) if isinstance(subject.device, VirtualDevice) else 0
+
+
+def release(subject: Subject, scope: str) -> dict[str, Any]:
+    """Release caches for the subject's device: of the ``process`` or of the ``device`` alone; bytes by device name."""
+    done = caches.release(subject.device, Scope(scope))
+    return {"shrunk": dict(done.shrunk), "segments": done.segments, "nanoseconds": done.nanoseconds}
 
 
 def step(subject: Subject) -> dict[str, dict[str, Any]]:

@@ -102,8 +102,12 @@ class SubforwardRun:
             return
         outputs, self._graph = self._graph or self._again(), None
         roots = [outputs.log_probabilities] if outputs.hidden is None else [outputs.log_probabilities, outputs.hidden]
-        pairs = [(root, grad) for root, grad in zip(roots, gradients, strict=True) if grad is not None]
+        pairs = [
+            (root, grad) for root, grad in zip(roots, gradients, strict=True) if grad is not None and root.requires_grad
+        ]
         del leaves, outputs, roots
+        if not pairs:  # a slot without adapters
+            return
         torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
     def _again(self) -> PackedOutputs:

@@ -64,6 +64,9 @@ class SlotOptimizer:
 
         Returns the global gradient norm before clipping, a float32 scalar on the device, which is not waited for.
         """
+        if not self._parameters:
+            self.steps += 1
+            return torch.zeros(())
         adamw = self._adamw or self._create()
         for name, parameter in self._parameters.items():
             self._masters[name].grad = None if parameter.grad is None else parameter.grad.float()

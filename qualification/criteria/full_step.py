@@ -6,13 +6,14 @@ code, order on the launcher's stamps. A figure that cannot be read makes its cri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from qualification.criteria.observation import Observation, Replay, StampedEvent
-from qualification.criteria.tensors import read_tensors
+from qualification.criteria.tensors import StoredTensor, read_tensors
+from qualification.criteria.thresholds import Measured, count, ended, none
 from qualification.figures import Unreadable
-from qualification.records import Basis, Criterion, Verdict
+from qualification.records import Criterion
 from qualification.verdict import Direction, Threshold, compare
 
 SLOTS = ("adversary", "policy")
@@ -20,27 +21,24 @@ UPDATES = 3
 BACKWARDS = 18
 WORST_ERROR_PERCENT = "5"
 
-_EXACTLY, _MOST = Direction.EQUAL, Direction.AT_MOST
-Measured = int | str | Unreadable
-
 
 def judge(observation: Observation) -> list[Criterion]:
     """Return every criterion of the workload, in the order in which people read them."""
     steps = _Steps(observation)
     return [
-        _ended(observation),
-        _count("backwards", BACKWARDS, steps.backwards(), "backwards"),
-        _count("finite_losses", BACKWARDS, _finite_losses(observation), "losses"),
-        *(_count(f"optimizer_steps_{slot}", UPDATES, _optimizer_steps(observation, slot), "steps") for slot in SLOTS),
-        _none("steps_without_forecast_before", steps.count(steps.unannounced), "steps"),
-        _none("recordings_not_exact", steps.count(lambda replay, _: not replay.exact), "recordings"),
-        _none("allocated_above_bound", steps.above("bound_allocated", "peak_allocated"), "steps"),
-        _none("reserved_above_bound", steps.above("bound_reserved", "peak_reserved"), "steps"),
+        ended(observation),
+        count("backwards", BACKWARDS, steps.backwards(), "backwards"),
+        count("finite_losses", BACKWARDS, _finite_losses(observation), "losses"),
+        *(_optimizer(observation, slot) for slot in SLOTS),
+        none("steps_without_forecast_before", steps.count(steps.unannounced), "steps"),
+        none("recordings_not_exact", steps.count(lambda replay, _: not replay.exact), "recordings"),
+        none("allocated_above_bound", steps.above("bound_allocated", "peak_allocated"), "steps"),
+        none("reserved_above_bound", steps.above("bound_reserved", "peak_reserved"), "steps"),
         _worst("allocated_worst_error", steps.worst_error("peak_allocated")),
         _worst("reserved_worst_error", steps.worst_error("peak_reserved")),
-        _none("out_of_memory_events", steps.total(lambda replay: replay.out_of_memory), "events"),
-        _none("allocator_retries", steps.total(lambda replay: replay.segments_freed), "segments"),
-        _none("allocated_after_close", _left_after_close(observation), "B"),
+        none("out_of_memory_events", steps.total(lambda replay: replay.out_of_memory), "events"),
+        none("allocator_retries", steps.total(lambda replay: replay.segments_freed), "segments"),
+        none("allocated_after_close", _left_after_close(observation), "B"),
     ]
 
 
@@ -119,12 +117,6 @@ def _number(name: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
-def _ended(observation: Observation) -> Criterion:
-    threshold = Threshold(name="exit_code", direction=_EXACTLY, value=0, unit="code")
-    reason = "the worker ran out of time" if observation.timed_out else None
-    return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
-
-
 def _finite_losses(observation: Observation) -> Measured:
     losses = observation.of("loss")
     for event in losses:
@@ -134,19 +126,38 @@ def _finite_losses(observation: Observation) -> Measured:
     return len({event.whole("step") for event in losses})
 
 
-def _optimizer_steps(observation: Observation, slot: str) -> Measured:
+def _optimizer(observation: Observation, slot: str) -> Criterion:
+    """Judge that a slot that trains was stepped, and that a frozen one has no state."""
+    if slot == SLOTS[0] and observation.parameters.get("frozen"):
+        return none(f"optimizer_tensors_{slot}", _optimizer_tensors(observation, slot), "tensors")
+    return count(f"optimizer_steps_{slot}", UPDATES, _optimizer_steps(observation, slot), "steps")
+
+
+def _optimizer_tensors(observation: Observation, slot: str) -> Measured:
+    tensors = _saved(observation, slot)
+    if isinstance(tensors, Unreadable):
+        return tensors
+    return sum(not name.startswith("parameter/") for name in tensors)
+
+
+def _saved(observation: Observation, slot: str) -> Mapping[str, StoredTensor] | Unreadable:
     name = f"checkpoint/slot-{slot}.safetensors"
     if name not in observation.artifacts:
         return Unreadable(f"is unknown: {name} is missing")
     tensors = read_tensors(observation.artifacts[name])
+    return Unreadable(f"is unknown: {name} {tensors.reason}") if isinstance(tensors, Unreadable) else tensors
+
+
+def _optimizer_steps(observation: Observation, slot: str) -> Measured:
+    tensors = _saved(observation, slot)
     if isinstance(tensors, Unreadable):
-        return Unreadable(f"is unknown: {name} {tensors.reason}")
+        return tensors
     counts = [tensor.scalar() for key, tensor in tensors.items() if key.startswith("step/")]
     moments = [tensor.content for key, tensor in tensors.items() if key.startswith("exp_avg/")]
     if not counts or len(set(map(str, counts))) != 1 or isinstance(counts[0], Unreadable):
-        return Unreadable(f"is unknown: {name} holds no single step count")
+        return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no single step count")
     if not any(any(content) for content in moments):
-        return Unreadable(f"is unknown: {name} holds no moment other than zero")
+        return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no moment other than zero")
     return int(counts[0]) if counts[0].is_integer() else Unreadable(f"is {counts[0]}")
 
 
@@ -159,15 +170,5 @@ def _left_after_close(observation: Observation) -> Measured:
     )
 
 
-def _count(name: str, value: int, measured: Measured, unit: str) -> Criterion:
-    """Judge a count of work: too little done says nothing, so it is INCOMPLETE."""
-    short = Verdict.INCOMPLETE
-    return compare(Threshold(name=name, direction=_EXACTLY, value=value, unit=unit, shortfall=short), measured)
-
-
-def _none(name: str, measured: Measured, unit: str) -> Criterion:
-    return compare(Threshold(name=name, direction=_MOST, value=0, unit=unit, plausible_from=0), measured)
-
-
 def _worst(name: str, measured: Measured) -> Criterion:
-    return compare(Threshold(name=name, direction=_MOST, value=WORST_ERROR_PERCENT, unit="%"), measured)
+    return compare(Threshold(name=name, direction=Direction.AT_MOST, value=WORST_ERROR_PERCENT, unit="%"), measured)

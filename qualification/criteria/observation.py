@@ -33,8 +33,12 @@ class StampedEvent:
     @property
     def kind(self) -> str | None:
         """The worker's name for the event, or None when it has no readable one."""
-        name = None if isinstance(self.body, Unreadable) else self.body.get("event")
-        return name if isinstance(name, str) else None
+        return self.text("event")
+
+    def text(self, key: str) -> str | None:
+        """Return the text under a key, or None when there is none."""
+        found = None if isinstance(self.body, Unreadable) else self.body.get(key)
+        return found if isinstance(found, str) else None
 
     def figure(self, *path: str) -> int | str | Unreadable:
         """Return the number at a path of keys; anything but a finite number is ``Unreadable``."""

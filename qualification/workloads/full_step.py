@@ -1,11 +1,14 @@
 """Three complete updates over two slots on ragged lengths: 18 backwards, real losses and gradients.
 
 Parameters: ``updates`` (3), ``batches`` per update (6), ``requests`` per batch (4), ``shortest`` (24) and ``longest``
-(160) tokens of a request, ``seed`` (593015).
+(160) tokens of a request, ``seed`` (593015); ``capacity`` bytes of the virtual card (0: the card's own), ``rank`` of
+the adapters (1), ``dropout`` on their inputs per million (0), ``frozen`` (0; 1: the second slot's requests ask for no
+gradients).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -31,6 +34,9 @@ def run(context: Context) -> None:
         policy=context.job.policy,
         seed=seed,
         slots=SLOTS,
+        capacity=context.parameter("capacity", 0, least=0) or None,
+        adapter_rank=context.parameter("rank", 1, least=0),
+        dropout=context.parameter("dropout", 0, least=0) / 1_000_000,
         recordings=context.output,
         on_event=context.emit_event,
     )
@@ -40,7 +46,8 @@ def run(context: Context) -> None:
             requests = ragged_requests(context, subject.vocabulary, generator, f"{update}/{batch}")
             train(context, subject, requests, update)
         report = contract.step(subject)
-        context.emit("optimizer", update=update, slots={name: _slot(each) for name, each in report.items()})
+        slots = {name: _slot(each) for name, each in report.items()}
+        context.emit("optimizer", update=update, slots=slots, random_sha256=_random_state())
         del report
     contract.save(subject, context.output / "checkpoint")
     context.emit("close", report=contract.close(subject))
@@ -62,7 +69,8 @@ def ragged_requests(context: Context, vocabulary: int, generator: torch.Generato
         length = int(torch.randint(low, high + 1, (), generator=generator))
         tokens = torch.randint(0, vocabulary, (length + 1,), generator=generator)
         slot = SLOTS[index % len(SLOTS)]
-        requests.append(context.contract.request(tokens[:-1], tokens[1:], slot=slot, group=group))
+        trains = slot == SLOTS[0] or not context.parameter("frozen", 0, least=0)
+        requests.append(context.contract.request(tokens[:-1], tokens[1:], slot=slot, gradients=trains, group=group))
     return requests
 
 
@@ -76,6 +84,11 @@ def policy_loss(outputs: Mapping[int, Output]) -> torch.Tensor:
 
 def _slot(report: Mapping[str, Any]) -> dict[str, object]:
     return {"step": report["step"], "gradient_norm": _number(report["gradient_norm"])}
+
+
+def _random_state() -> str:
+    """Return the SHA-256 of the host generator's state: what a rung may not change."""
+    return hashlib.sha256(bytes(torch.get_rng_state().tolist())).hexdigest()
 
 
 def _number(value: torch.Tensor) -> float:

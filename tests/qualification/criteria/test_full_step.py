@@ -174,3 +174,11 @@ def test_a_bad_exit_fails(good: Observation) -> None:
 def test_no_events_and_no_files_pass_nothing_but_the_exit_code() -> None:
     empty = Observation("full_step", Ground.REHEARSAL, 0, False, ())
     assert {each.name for each in judge(empty) if each.verdict is Verdict.PASSED} == {"exit_code"}
+
+
+def test_a_frozen_slot_must_have_no_optimizer_state(good: Observation, tmp_path: Path) -> None:
+    frozen = replace(good, parameters={"frozen": 1})
+    assert _criterion(frozen, "optimizer_tensors_adversary").verdict is Verdict.FAILED
+    path = tmp_path / "slot-adversary.safetensors"
+    save_file({"parameter/a": torch.zeros(3)}, path)
+    assert _criterion(frozen, "optimizer_tensors_adversary").verdict is Verdict.PASSED

@@ -1,0 +1,29 @@
+"""Thresholds that several workloads share: how the worker ended, how much was done, and what must not happen at all."""
+
+from __future__ import annotations
+
+from qualification.criteria.observation import Observation
+from qualification.figures import Unreadable
+from qualification.records import Basis, Criterion, Verdict
+from qualification.verdict import Direction, Threshold, compare
+
+Measured = int | str | Unreadable
+
+
+def ended(observation: Observation) -> Criterion:
+    """Judge the worker's exit code."""
+    threshold = Threshold(name="exit_code", direction=Direction.EQUAL, value=0, unit="code")
+    reason = "the worker ran out of time" if observation.timed_out else None
+    return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
+
+
+def count(name: str, value: int, measured: Measured, unit: str) -> Criterion:
+    """Judge a count of work: too little done says nothing, so it is INCOMPLETE."""
+    short = Verdict.INCOMPLETE
+    return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit, shortfall=short), measured)
+
+
+def none(name: str, measured: Measured, unit: str, reason: str | None = None) -> Criterion:
+    """Judge what must not happen; ``reason`` says more about what did."""
+    threshold = Threshold(name=name, direction=Direction.AT_MOST, value=0, unit=unit, plausible_from=0)
+    return compare(threshold, measured, reason=reason)
