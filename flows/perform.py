@@ -37,6 +37,8 @@ from qualification.execution.leases import LeaseRequest
 from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.supervision import Limits
 from qualification.home import home
+from qualification.providers.choose import provider_for
+from qualification.providers.protocol import Provider
 from qualification.records import Ground, Receipt, Verdict, WorkloadResult
 from qualification.rules import RulesDocument
 from qualification.worktree import create_worktree, retire_worktree
@@ -105,6 +107,7 @@ def perform(
     *,
     limits: Limits | None = None,
     priority: int = 0,
+    image: str | None = None,
     cancelled: Callable[[], str | None] | None = None,
 ) -> Performed:
     """Run every workload of an assignment under one lease and return what was recorded.
@@ -113,7 +116,7 @@ def perform(
     """
     done = Performed(assignment)
     with GpuReader() as reader:
-        attempt = _attempt(assignment, recorder, reader, progress, priority)
+        attempt = _attempt(assignment, recorder, reader, progress, priority, provider_for(image))
         with _receipted(attempt, done, recorder, progress):
             attempt.begin()
             if assignment.store is not None:
@@ -130,7 +133,12 @@ def perform(
 
 
 def _attempt(
-    assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
+    assignment: Assignment,
+    recorder: Recorder,
+    reader: GpuReader,
+    progress: Progress,
+    priority: int,
+    provider: Provider,
 ) -> Attempt:
     held = _lease(assignment, recorder, reader, progress, priority)
     progress.stage("lease", ", ".join(f"{lease.resource} token {lease.token}" for lease in held.leases))
@@ -142,6 +150,7 @@ def _attempt(
         trainer=True,
         worktree=Path(assignment.source) if assignment.store else None,
         reader=reader,
+        provider=provider,
     )
 
 

@@ -49,7 +49,7 @@ def qualify_once(
         _require_head(resolved, address)
         assignment = assign(request, rules, resolved, recorder, request.run or new_run())
         limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
-        perform(assignment, recorder, progress, limits=limits, cancelled=cancelled)
+        perform(assignment, recorder, progress, limits=limits, image=request.image, cancelled=cancelled)
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run, address=address)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()

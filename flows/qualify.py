@@ -35,6 +35,7 @@ def qualify(
     grace_seconds: int = DEFAULT_GRACE_SECONDS,
     run: str | None = None,
     once_a_day: bool = False,
+    image: str | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Qualify a policy of one exact source and return the run's summary; parameters are those of ``flows.request``.
 

@@ -10,6 +10,7 @@ import msgspec
 
 from qualification.errors import ConfigurationError
 from qualification.git import require_commit, require_reference, require_repository
+from qualification.providers.choose import provider_for
 from qualification.records import Figure, Ground
 from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
 
@@ -24,7 +25,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds
     each, and ``grace_seconds`` is the wait between TERM and KILL at the end. ``reference`` without a head means the
     commit that the reference names when the run starts. ``run`` names the run; absent, it gets a new name.
-    ``once_a_day``: a run of the same commit, policy and rules in the last 20 hours is answered with that run.
+    ``image``, by digest, runs the workers in containers. ``once_a_day``: a run of the same commit, policy and rules
+    in the last 20 hours is answered with that run.
     """
 
     head: str | None = None
@@ -40,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     grace_seconds: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_GRACE_SECONDS
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-z][0-9a-z-]{7,63}$")] | None = None
     once_a_day: bool = False
+    image: str | None = None
 
 
 def read_request(given: Mapping[str, object]) -> Request:
@@ -67,6 +70,7 @@ def validate(request: Request) -> tuple[Request, RulesDocument]:
         if request.head is None and request.reference is None:
             raise ConfigurationError(f"repository {request.repository!r} is given without a head: give --head SHA too")
         require_repository(request.repository)
+    provider_for(request.image)  # raises for an image that is not given by digest
     known = judged_workloads()
     workloads = request.workloads or tuple(dict.fromkeys(required.name for required in rules.rules.workloads))
     for name in workloads:

@@ -11,7 +11,6 @@ import msgspec
 import typer
 
 from flows.cli.exits import ExitCode
-from qualification.errors import ConfigurationError
 from qualification.execution.attempt import Attempt, host
 from qualification.execution.holding import HeldLeases, acquire
 from qualification.execution.identity import myself
@@ -21,7 +20,7 @@ from qualification.execution.probes.gpus import GpuReader, unreadable
 from qualification.execution.receipt import RECLAIM_SECONDS, receipt_of_nothing
 from qualification.execution.supervision import Limits, Outcome
 from qualification.home import home
-from qualification.providers.protocol import ProcessProvider, Provider
+from qualification.providers.choose import provider_for
 from qualification.records import Receipt, ReceiptStatus
 
 COMMAND_FOLDER = "command"
@@ -57,7 +56,7 @@ def command(
     signal.signal(signal.SIGTERM, _interrupt)
     run = f"exec-{uuid.uuid4().hex}"
     limits = Limits(wall_seconds=timeout, silence_seconds=silence, terminate_seconds=grace)
-    provider = _provider(image, memory)
+    provider = provider_for(image, memory)
     devices = requested(tuple(gpu or ()))
     reader = GpuReader()
     if devices:
@@ -77,16 +76,6 @@ def command(
         code = _answer(receipt, outcome, as_json)
     typer.echo(f"logs: {folder / COMMAND_FOLDER}", err=True)
     return code
-
-
-def _provider(image: str | None, memory: int | None) -> Provider:
-    if image is None:
-        if memory is not None:
-            raise ConfigurationError("--memory bounds a container: give --image too")
-        return ProcessProvider()
-    from qualification.providers.docker import DockerProvider  # the SDK takes a moment to import
-
-    return DockerProvider(image, memory_bytes=memory << 20) if memory else DockerProvider(image)
 
 
 def _lease(run: str, devices: tuple[str, ...], folder: Path, reader: GpuReader, priority: int) -> HeldLeases:

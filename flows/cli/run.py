@@ -31,6 +31,7 @@ def command(
     ] = None,
     timeout: Annotated[int, typer.Option(help="Seconds that each workload may take.", min=1)] = DEFAULT_TIMEOUT_SECONDS,
     grace: Annotated[int, typer.Option(help="Seconds between TERM and KILL.", min=0)] = DEFAULT_GRACE_SECONDS,
+    image: Annotated[str | None, typer.Option(help="Run the workers in containers of this image, by digest.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Qualify a policy: run workloads, prove cleanup, record evidence, ask the gate.
@@ -60,6 +61,7 @@ def command(
             parameters=parse_parameters(parameter or ()),
             timeout_seconds=timeout,
             grace_seconds=grace,
+            image=image,
         )
     )
     summary = run_flow(request)
