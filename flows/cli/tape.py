@@ -89,7 +89,7 @@ def fit_command(
       qualify tape fit small.json.gz large.json.gz -o model.tape.json.gz
       qualify tape fit *.json.gz -o model.tape.json.gz --provenance card=h200
     """
-    tape = fit([load_trace(path) for path in traces], _facts(provenance or []))
+    tape = fit([load_trace(path) for path in traces], _facts(provenance or [], "--provenance"))
     save_tape(tape, output)
     row = describe(tape) | {"schema": FIT_SCHEMA, "tape": str(output)}
     if as_json:
@@ -100,7 +100,14 @@ def fit_command(
 
 
 @app.command()
-def check(tape_file: TapeFile, traces: Traces, as_json: AsJson = False) -> int:
+def check(
+    tape_file: TapeFile,
+    traces: Traces,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="NAME=VALUE that the tape must state; give it once per fact.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
     """Forecast recordings, each from its own snapshot, and compare with what was observed.
 
     \b
@@ -109,9 +116,9 @@ def check(tape_file: TapeFile, traces: Traces, as_json: AsJson = False) -> int:
     \b
     Examples:
       qualify tape check model.tape.json.gz unseen.json.gz
-      qualify tape check --json model.tape.json.gz *.json.gz
+      qualify tape check --json model.tape.json.gz *.json.gz --target card=h200
     """
-    tape = load_tape(tape_file)
+    tape = load_tape(tape_file, target=_facts(target or [], "--target"))
     rows = [(path, compare(tape, load_trace(path))) for path in traces]
     if as_json:
         files = [_row(path, each) for path, each in rows]
@@ -200,12 +207,12 @@ def _shown(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _facts(rows: list[str]) -> dict[str, str]:
+def _facts(rows: list[str], option: str) -> dict[str, str]:
     facts = {}
     for row in rows:
         name, equals, value = row.partition("=")
         if not equals or not name or not value:
-            raise typer.BadParameter(f"{row!r} is not NAME=VALUE", param_hint="--provenance")
+            raise typer.BadParameter(f"{row!r} is not NAME=VALUE", param_hint=option)
         facts[name] = value
     return facts
 

@@ -97,6 +97,13 @@ def test_show_names_what_lived_before_the_recording(tmp_path: Path, capsys: pyte
     assert "104,857,600 B  present at the start" in run(capsys, "show", tape)[1]
 
 
+def test_a_tape_for_something_else_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = RECORDINGS / "h200_cp1_L4_T4096.json.gz"
+    assert run(capsys, "check", SHIPPED, trace, "--target", "card=h200")[0] == 0
+    code, _, err = run(capsys, "check", SHIPPED, trace, "--target", "card=a100")
+    assert code == 2 and "recorded for card h200, not a100" in err
+
+
 def test_usage_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "fit", CASES / "A16_zero_bytes.json", "-o", tmp_path / "t", "--provenance", "card")[0] == 2
     code, _, err = run(capsys, "show", SHIPPED, "--probe", "absent")

@@ -100,10 +100,9 @@ def candidates(part: Part, features: Mapping[str, int]) -> list[Path]:
     best, *others = sorted(part.paths, key=lambda path: (_strangeness(path, features), *_distance(path, rows)))
     if _strangeness(best, features) > 0:
         return [best, *others[:1]]
-    if _distance(best, rows)[0] != ABOVE:
-        return [best]
-    beyond = [each for each in others if _distance(each, rows)[0] == BELOW and _strangeness(each, features) == 0]
-    return [best, *beyond[:1]]
+    doubt = {WITHIN: WITHIN, ABOVE: BELOW}.get(_distance(best, rows)[0])
+    instead = [each for each in others if _distance(each, rows)[0] == doubt and _strangeness(each, features) == 0]
+    return [best, *instead[:1]]
 
 
 def _strangeness(path: Path, features: Mapping[str, int]) -> float:

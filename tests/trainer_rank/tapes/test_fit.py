@@ -117,6 +117,18 @@ def test_between_two_paths_the_bound_covers_both_and_says_so() -> None:
         assert made.bound.reserved >= (unseen.peak_reserved or 0)
 
 
+def test_where_two_orders_of_events_were_seen_the_bound_covers_both() -> None:
+    recorded = [(512, False), (9000, False), (4096, True), (5000, True)]
+    tape = fit([record(path_change(3, large), {"packed_tokens": n}) for n, large in recorded])
+    for tokens in (4096, 4500):
+        made = forecast(tape, {"packed_tokens": tokens}, Snapshot())
+        assert made.bound is not None
+        for large in (False, True):
+            unseen = record(path_change(3, large), {"packed_tokens": tokens})
+            assert made.bound.allocated >= (unseen.peak_allocated or 0)
+            assert made.bound.reserved >= (unseen.peak_reserved or 0)
+
+
 def test_a_ceiling_seen_in_one_topology_holds_in_another() -> None:
     def program(share: int) -> list[Step]:
         held = lambda f: min(4096 * f["packed_tokens"], 200 << 20)  # noqa: E731
