@@ -37,6 +37,7 @@ from qualification.execution.leases import LeaseRequest
 from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.supervision import Limits
 from qualification.home import home
+from qualification.locked import install_lock
 from qualification.providers.choose import provider_for
 from qualification.providers.protocol import Provider
 from qualification.records import Ground, Receipt, Verdict, WorkloadResult
@@ -64,6 +65,7 @@ def new_run() -> str:
 def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder: Recorder, run: str) -> Assignment:
     """Store the documents that a result rests on, and write down what this attempt shall do."""
     number = _next_attempt(recorder, resolved)
+    locked = install_lock(resolved.lock) if resolved.lock is not None else None
     source = resolved.checkout or home() / WORKTREES / f"{run}-{number}"
     assignment = Assignment(
         run=run,
@@ -74,9 +76,10 @@ def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder:
         ground=request.ground,
         workloads=request.workloads,
         rules_sha256=recorder.document(rules.text),
-        environment_sha256=recorder.document(environment_manifest()),
+        environment_sha256=recorder.document(environment_manifest(locked)),
         source=str(source),
         store=str(resolved.store) if resolved.store else None,
+        packages=str(locked.folder) if locked else None,
         parameters=request.parameters,
         requested_by=request.requested_by,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from flows.request import Request
 from qualification.errors import ConfigurationError
 from qualification.git import git, read_reference
+from qualification.locked import LOCK_FILE
 from qualification.records import Policy, Subject
 from qualification.subject import PACKAGE, installed_checkout, subject_of_checkout
 from qualification.worktree import fetch_head
@@ -18,13 +19,17 @@ POLICIES = f"{PACKAGE}/policies"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A subject with its policy. ``checkout`` holds it as it is; else it must be checked out of ``store`` first."""
+    """A subject with its policy. ``checkout`` holds it as it is; else it must be checked out of ``store`` first.
+
+    ``lock`` names the packages that a checked-out subject wants; None when it has no lock.
+    """
 
     subject: Subject
     policy: Policy
     policy_document: bytes
     checkout: Path | None
     store: Path | None
+    lock: bytes | None = None
 
 
 def resolve(request: Request) -> Resolved:
@@ -40,7 +45,9 @@ def resolve(request: Request) -> Resolved:
     store, subject = fetch_head(address, head, request.reference)
     name = policy_file(subject, request.policy)
     document = git(store, "cat-file", "blob", f"{head}:{name}")
-    return Resolved(subject, _policy(subject, request.policy, name, document), document, None, store)
+    return Resolved(
+        subject, _policy(subject, request.policy, name, document), document, None, store, _lock(store, head)
+    )
 
 
 def policy_file(subject: Subject, policy: str) -> str:
@@ -62,3 +69,9 @@ def _policy(subject: Subject, policy: str, name: str, document: bytes) -> Policy
     if digest != subject.files[name]:
         raise ConfigurationError(f"{name} changed while it was read; run again")
     return Policy(name=policy, sha256=digest)
+
+
+def _lock(store: Path, head: str) -> bytes | None:
+    if not git(store, "ls-tree", "--full-tree", head, "--", LOCK_FILE):
+        return None
+    return git(store, "cat-file", "blob", f"{head}:{LOCK_FILE}")

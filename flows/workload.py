@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import import_module
@@ -17,6 +18,7 @@ from qualification.execution.attempt import Attempt
 from qualification.execution.capture import Stamped
 from qualification.execution.launch import Launched
 from qualification.execution.supervision import Ending, Limits
+from qualification.execution.supervisor import TRUSTED
 from qualification.execution.worker import Job
 from qualification.figures import Unreadable
 from qualification.records import Artifact, Criterion, Ground, Lease, Verdict, WorkloadResult
@@ -69,6 +71,13 @@ def run_workload(
         exit_code=launched.outcome.exit_code,
         reason=reason,
     )
+
+
+def _environment(assignment: Assignment) -> dict[str, str]:
+    chosen = dict(SMALL_MODEL) if assignment.ground is Ground.REHEARSAL else {}
+    if assignment.packages is not None:
+        chosen["PYTHONPATH"] = os.pathsep.join((assignment.packages, str(TRUSTED)))
+    return chosen
 
 
 def result(

@@ -21,7 +21,8 @@ class Assignment(Record, frozen=True):
     """One attempt of a run: which workloads, on which source and ground, under which policy and rules.
 
     ``source`` is the folder that holds the subject's ``trainer_rank``; when it was checked out for this attempt,
-    ``store`` is the bare repository that it came from, and it is to be retired. ``requested_by`` None means unknown.
+    ``store`` is the bare repository that it came from, and it is to be retired. ``packages`` is the folder of what its
+    lock names. ``requested_by`` None means unknown.
     """
 
     run: str
@@ -35,6 +36,7 @@ class Assignment(Record, frozen=True):
     environment_sha256: Sha256
     source: str
     store: str | None = None
+    packages: str | None = None
     parameters: dict[str, Figure] = msgspec.field(default_factory=dict)
     requested_by: str | None = None
 

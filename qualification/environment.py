@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from qualification.locked import LockedPackages
+
 PACKAGES = (
     *("trainer-rank-qualification", "torch", "triton", "safetensors", "numpy"),
     *("megatron-core", "transformer-engine", "flash-attn", "flash-linear-attention"),
@@ -28,8 +30,11 @@ VARIABLES = (
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def environment_manifest() -> dict[str, object]:
-    """Return interpreter, kernel, machine, package versions and settings as one document of strings and integers."""
+def environment_manifest(locked: LockedPackages | None = None) -> dict[str, object]:
+    """Return interpreter, kernel, machine, package versions and settings as one document of strings and integers.
+
+    ``locked`` are the packages of the subject's own lock, which go before the installed ones in its worker.
+    """
     return {
         "schema": 1,
         "python": platform.python_version(),
@@ -40,6 +45,7 @@ def environment_manifest() -> dict[str, object]:
         "memory_bytes": psutil.virtual_memory().total,
         "driver": _first_line(_DRIVER),
         "packages": {name: found for name in PACKAGES if (found := installed_version(name))},
+        "lock": {"sha256": locked.lock_sha256, "packages": locked.versions} if locked else None,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -14,6 +14,7 @@ from db.engine import open_for_reading
 from db.leases import DatabaseLeaseStore
 from flows.cli.main import execute
 from tests.flows.subjects import Trainer
+from tests.qualification.wheels import make_wheel
 
 Permit = Callable[[str], None]
 
@@ -138,6 +139,27 @@ def test_nothing_secret_reaches_the_worker(
     assert "hunter2" not in seen
     assert "QUALIFY_TRUST" not in seen
     assert "PREFECT" not in seen
+
+
+def test_a_head_s_own_lock_names_the_packages_of_its_worker(
+    with_server: Path,
+    permit: Permit,
+    trainer: Trainer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    lock = make_wheel(tmp_path / "wheels", "shiny", "1.5", "NAME = 'from the lock'\n")
+    head = trainer.head("import shiny\nraise RuntimeError(shiny.NAME)", **{"requirements.lock": lock})
+    permit(head)
+    _, summary = _qualify(capsys, trainer, head)
+    (result,) = summary["workloads"]
+    assert "RuntimeError: from the lock" in result["reason"]
+    environment = json.loads((with_server / "blobs/sha256" / result["environment_sha256"]).read_bytes())
+    assert environment["lock"]["packages"] == {"shiny": "1.5"}
+    _assert_settled(with_server)
 
 
 def test_a_head_that_nobody_permitted_does_not_run(
