@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainer_rank.packing import units
 from trainer_rank.policies import Policy
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
+from trainer_rank.release.distributed import exchange
 from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
 from trainer_rank.reports.spool import Spool
@@ -47,6 +49,7 @@ class TrainerRank:
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
     observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
     With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan.
+    ``observe_releases``: decide on releases and report them, but release nothing.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class TrainerRank:
         on_stage: Callable[[str], None] = lambda _: None,
         spool: Spool | None = None,
         agreement: Agreement | None = None,
+        observe_releases: bool = False,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -66,7 +70,8 @@ class TrainerRank:
         self._announcer = Announcer(on_event, on_stage)
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
-        self._headroom = Headroom(self._device, policy, self._announcer)
+        vote = None if agreement is None else partial(exchange, group=agreement.group)
+        self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, observe=observe_releases)
         self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom, agreement)
         self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
@@ -130,8 +135,8 @@ class TrainerRank:
     def _forward(self, choice: Choice, requests: Mapping[int, Request]) -> MicroBatch:
         assert choice.plan is not None
         step, self._steps = self._steps, self._steps + 1
-        self._device.reset_peaks()
         announce_forecast(self._announcer, step, choice)
+        self._device.reset_peaks()  # after an observer has ended what it was recording until now
         if choice.decision.outcome is not Outcome.ADMITTED_OVERSIZED:
             self._headroom.cap(self._policy.reserve_bytes)
         run = PlanRun(self._model, choice.plan, requests, self._announcer.stage)

@@ -30,7 +30,7 @@ class Agreement:
     """
 
     def __init__(self, store: Store, group: distributed.ProcessGroup | None = None, patience: float = 600.0) -> None:
-        self._group = group
+        self.group = group
         self._store = PrefixStore("admission", store)
         self._patience = patience
         self.rank = distributed.get_rank(group)
@@ -63,9 +63,9 @@ class Agreement:
         """Exchange one row of fixed length. Raises PlanningError within a moment of a peer's death."""
         self.collectives += 1
         mine = torch.tensor(row, dtype=torch.int64)
-        rows = [torch.empty(ROW_LENGTH, dtype=torch.int64) for _ in range(distributed.get_world_size(self._group))]
+        rows = [torch.empty(ROW_LENGTH, dtype=torch.int64) for _ in range(distributed.get_world_size(self.group))]
         try:
-            work = distributed.all_gather(rows, mine, group=self._group, async_op=True)
+            work = distributed.all_gather(rows, mine, group=self.group, async_op=True)
             self._wait(work)
         except RuntimeError as error:
             raise self._broken(error) from error

@@ -33,8 +33,8 @@ Exchange = Callable[[Balance], Balance]
 class Headroom:
     """Claims of one rank on its device, and the releases that make them good. Bytes.
 
-    ``exchange`` folds the balances of all ranks and is called by each of them at every hand-off; without it the rank
-    decides alone. ``observe``: decide and report, never release.
+    ``exchange`` folds the balances of all ranks; each of them calls it at every hand-off. Without it, and at every
+    other moment, the rank decides alone. ``observe``: decide and report, never release.
     """
 
     def __init__(
@@ -85,28 +85,25 @@ class Headroom:
         ``growth``: driver bytes that the plan may still take, None when it was not forecast. A denial changes nothing.
         """
         if self._policy.hand_off is HandOff.COVERAGE:
-            self._cover("hand-off", growth or 0)
+            self._cover("hand-off", growth or 0, self._exchange)
         elif self._policy.hand_off is HandOff.ALWAYS:
-            self.release("hand-off")
+            self.release("hand-off", lambda: True, self._exchange)
         elif self._policy.hand_off is HandOff.BELOW_THREE_PERCENT:
-            self.release("hand-off", lambda: trains and self._below_three_percent())
+            self.release("hand-off", lambda: trains and self._below_three_percent(), self._exchange)
 
-    def release(self, why: str, needed: Callable[[], bool] = lambda: True) -> bool:
-        """Return the cache to the driver if any rank needs it and the account grants it; says whether it did.
+    def release(self, why: str, needed: Callable[[], bool], exchange: Exchange | None = None) -> bool:
+        """Return the cache to the driver if it is needed and the account grants it; says whether it did.
 
-        Never part of a retry. With several ranks every one must call it, whether it has a need or not. Finding out is
-        charged like everything else.
+        Never part of a retry. Finding out is charged like everything else. With an ``exchange`` any rank's need counts.
         """
         owner, released = os.getpid(), None
         with self._account.episode(owner) as episode:
             self._account.refill(owner, self._refill.due())
             need = needed() and self._device.reserved() > self._device.allocated()
-            if not need and self._exchange is None:
+            if not need and exchange is None:
                 return False
             balance = self._account.balance(owner, need)
-            permission = permit(
-                self._exchange(balance) if self._exchange else balance, self._policy.release_per_million
-            )
+            permission = permit(exchange(balance) if exchange else balance, self._policy.release_per_million)
             if permission.granted and not self._observe:
                 permission, released = self._released(permission)
                 episode.released = released is not None
@@ -129,11 +126,11 @@ class Headroom:
             self._capped = False
             self._device.set_cap(self._callers_cap)
 
-    def _cover(self, what: str, growth: int) -> None:
+    def _cover(self, what: str, growth: int, exchange: Exchange | None = None) -> None:
         """Release unless free memory covers the claims and ``growth``; report the claims and what is free then."""
         claims = self.claims()
         due, known = _total(claims) + growth, all(claim.size is not None for claim in claims)
-        self.release(what, lambda: not known or self._device.memory_info().free < due)
+        self.release(what, lambda: not known or self._device.memory_info().free < due, exchange)
         if due == growth and known:
             return
         self._announcer.event(

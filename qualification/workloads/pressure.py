@@ -1,0 +1,84 @@
+"""Libraries need memory while the cache holds everything: at a backward, at a reduction, and once it was torn down.
+
+After one ordinary step the backward's library memory is given back, as when handles are destroyed between rounds, and
+the cache is filled until 0.034734 GB are free. Then (a) the backward, (b) a reduction outside any hand-off, and (c)
+that reduction after its communicator was rebuilt each want memory that no allocator statistic shows.
+
+Parameters: ``capacity`` of the virtual card (2,600,000,000 B), ``left_free`` (34,734,080 B), ``demand`` of each of (a),
+(b), (c) beside the card's own (8,388,608 B), and of the batch: ``requests``, ``shortest``, ``longest``, ``seed``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qualification.errors import ConfigurationError
+from qualification.execution.worker import Context
+from qualification.records import Ground
+from qualification.workloads.full_step import SLOTS, policy_loss, ragged_requests
+
+BACKWARD, REDUCTION = "first_backward", "reduction"
+_SEGMENT = 2 << 20
+
+
+def run(context: Context) -> None:
+    """Make the pressure three times over; every call that got its memory is reported as ``met``."""
+    if context.job.ground is not Ground.REHEARSAL:
+        raise ConfigurationError("workload pressure needs a virtual card; on a GPU use python -m bench.native.release")
+    contract, seed = context.contract, context.parameter("seed", 593015)
+    size = context.parameter("demand", 8_388_608)
+    subject = contract.construct(
+        ground=context.job.ground.value,
+        policy=context.job.policy,
+        seed=seed,
+        slots=SLOTS,
+        capacity=context.parameter("capacity", 2_600_000_000),
+        demands=[("backward", BACKWARD, size, "cublas"), ("reduction", REDUCTION, size, "nccl")],
+        recordings=context.output,
+        on_event=context.emit_event,
+    )
+    batch = ragged_requests(context, subject.vocabulary, torch.Generator().manual_seed(seed), "batch")
+    train(context, subject, batch, "warm")
+    context.emit("torn_down", phase=BACKWARD, size=contract.tear_down(subject, BACKWARD))
+    fill(context, subject, "a")
+    train(context, subject, batch, "a")
+    fill(context, subject, "b")
+    reduce(context, subject, "b")
+    context.emit("torn_down", phase=REDUCTION, size=contract.tear_down(subject, REDUCTION))
+    fill(context, subject, "c")
+    reduce(context, subject, "c")
+    context.emit("close", report=contract.close(subject))
+
+
+def fill(context: Context, subject: object, name: str) -> None:
+    """Cache in one segment all that is free but ``left_free`` bytes; recorded, with all up to the next step."""
+    device = subject.device  # type: ignore[attr-defined]
+    subject.recorder.record(f"pressure-{name}")  # type: ignore[attr-defined]
+    size = (device.memory_info().free - context.parameter("left_free", 34_734_080)) & -_SEGMENT
+    torch.empty(max(size, 1), dtype=torch.uint8, device=device.torch_device)
+    context.emit("filled", size=size, free=device.memory_info().free, reserved=device.reserved())
+
+
+def train(context: Context, subject: object, batch: list[object], name: str) -> None:
+    """Run one batch; what is free is reported as the loss begins its backward, before any library is called there."""
+    device = subject.device  # type: ignore[attr-defined]
+
+    def begin(gradient: torch.Tensor) -> torch.Tensor:
+        context.emit("call", name=name, free=device.memory_info().free)
+        return gradient
+
+    for micro_batch in context.contract.forward(subject, batch):
+        loss = policy_loss(micro_batch.outputs)
+        loss.register_hook(begin)  # type: ignore[no-untyped-call]
+        context.contract.backward(subject, micro_batch, loss)
+        context.emit("loss", step=micro_batch.step, value=round(float(loss.detach()), 9))
+    context.emit("met", name=name)
+
+
+def reduce(context: Context, subject: object, name: str) -> None:
+    """Reach the reduction, which stands for a collective's first call on its communicator."""
+    with context.contract.collective(subject, f"reduction {name}"):
+        context.emit("call", name=name, free=subject.device.memory_info().free)  # type: ignore[attr-defined]
+        context.contract.meet(subject, REDUCTION)
+    subject.recorder.finish()  # type: ignore[attr-defined]
+    context.emit("met", name=name)
