@@ -16,7 +16,14 @@ from pathlib import Path
 
 from qualification.errors import QualificationError
 from qualification.evidence.canonical import canonical_bytes
-from qualification.evidence.files import INCOMING, flush_to_disk, sync_folder, write_once, written_aside
+from qualification.evidence.files import (
+    INCOMING,
+    clear_leftovers,
+    flush_to_disk,
+    sync_folder,
+    write_once,
+    written_aside,
+)
 from qualification.evidence.findings import Code, InvalidEvidence
 
 MAXIMUM_BLOB_BYTES = 1 << 30
@@ -39,9 +46,12 @@ class BlobStore:
         self.root = root
         self.maximum = maximum
         self.folder = root / "blobs" / "sha256"
+        self._created = False
 
     def create(self) -> None:
-        """Make the layout's folders and marker files where they are missing."""
+        """Make folders and marker files where they are missing; clear what killed writers left long ago."""
+        if self._created:
+            return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in _LAYOUT.items():
             if not (self.root / name).exists():
@@ -49,6 +59,8 @@ class BlobStore:
                     write_once(self.root / name, canonical_bytes(content))
                 except FileExistsError:
                     continue
+        clear_leftovers(self.folder)
+        self._created = True
 
     def path(self, digest: str) -> Path:
         """Return where the blob of this digest lies, whether or not it is there."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 INCOMING = ".incoming-"
+ABANDONED_SECONDS = 86_400
 
 
 @contextlib.contextmanager
@@ -35,6 +37,15 @@ def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
         flush_to_disk(file)
         os.link(temporary, path)
     sync_folder(path.parent)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove temporary files that no living writer can still be writing."""
+    long_ago = time.time() - ABANDONED_SECONDS
+    for path in folder.glob(f"{INCOMING}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_mtime < long_ago:
+                path.unlink()
 
 
 def flush_to_disk(file: BinaryIO) -> None:

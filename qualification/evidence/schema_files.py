@@ -19,7 +19,7 @@ FOLDER = Path(__file__).with_name("schemas")
 
 def schema(predicate_type: PredicateType) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a statement of this predicate type."""
-    made = msgspec.json.schema(Statement[KINDS[predicate_type].predicate])  # type: ignore[name-defined, misc]
+    made = msgspec.json.schema(Statement[KINDS[predicate_type].predicate])  # type: ignore[misc]
     definitions = made["$defs"]
     statement = definitions.pop(made["$ref"].rpartition("/")[2])
     statement["properties"]["predicateType"] = {"const": predicate_type.value}

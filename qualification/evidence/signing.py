@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 from securesystemslib.dsse import Envelope
@@ -138,7 +139,7 @@ def read_signer(path: Path, passphrase: bytes | None = None) -> CryptoSigner:
         key = load(content, passphrase)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: there is no such private key") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigurationError(f"{path}: is no private key that can be read ({type(error).__name__})") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigurationError(f"{path}: is not an Ed25519 key; make one with ssh-keygen -t ed25519")
