@@ -55,7 +55,7 @@ def run_workload(
     job = attempt.folder / f"{name}.job.json"
     job.write_bytes(msgspec.json.encode(_job(name, assignment, output)))
     started = datetime.now(UTC)
-    environment = SMALL_MODEL if assignment.ground is Ground.REHEARSAL else None
+    environment = _environment(assignment)
     launched = attempt.launch(job, name, limits=limits, environment=environment, on_event=on_event, cancelled=cancelled)
     raw = collect(launched.folder, output, blobs)
     criteria, verdict, reason = judge(name, assignment, launched, raw)
