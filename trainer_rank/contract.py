@@ -51,7 +51,6 @@ def construct(
     adapter_rank: int = 1,
     dropout: float = 0.0,
     demands: Sequence[tuple[str, str, int, str]] = (),
-    observe_releases: bool = False,
     recordings: Path | None = None,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Subject:
@@ -59,9 +58,8 @@ def construct(
 
     ``ground``: ``native`` (the visible CUDA device ``index``) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes on
     which libraries make ``demands`` beside the card's own: name, phase, bytes, ``cublas`` or ``nccl``).
-    ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``observe_releases``: the rank
-    decides on releases but makes none. ``recordings``: the folder that gets the allocator recording of every step, and
-    planner reports in ``reports``.
+    ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``recordings``: the folder that
+    gets the allocator recording of every step, and planner reports in ``reports``.
     """
     device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands])
     model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed)
@@ -80,7 +78,6 @@ def construct(
         on_event=tell,
         on_stage=stage,
         spool=spool,
-        observe_releases=observe_releases,
     )
     return Subject(rank, device, model.geometry.vocabulary, recorder)
 
@@ -121,6 +118,11 @@ def meet(subject: Subject, phase: str) -> None:
     """Reach a phase in which libraries of a virtual device take memory; raises what the library would."""
     if isinstance(subject.device, VirtualDevice):
         subject.device.require(phase)
+
+
+def observe_releases(subject: Subject, only: bool) -> None:
+    """Let the rank decide on releases and report them, but make none, as long as ``only``."""
+    subject.rank.observe_releases(only)
 
 
 def tear_down(subject: Subject, phase: str) -> int:

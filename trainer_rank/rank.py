@@ -18,12 +18,13 @@ from trainer_rank.admission.planner import Choice, Unit
 from trainer_rank.admission.refusal import explain_refusal
 from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointError, InvalidInputError
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
-from trainer_rank.execution import PlanRun
+from trainer_rank.execution import KEY_BYTES, PlanRun, prefix_keys
 from trainer_rank.microbatch import MicroBatch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
 from trainer_rank.packing import units
 from trainer_rank.policies import Policy
+from trainer_rank.prefixes import Prefixes, find_prefixes
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
 from trainer_rank.release.distributed import exchange
@@ -49,7 +50,6 @@ class TrainerRank:
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
     observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
     With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan.
-    ``observe_releases``: decide on releases and report them, but release nothing.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class TrainerRank:
         on_stage: Callable[[str], None] = lambda _: None,
         spool: Spool | None = None,
         agreement: Agreement | None = None,
-        observe_releases: bool = False,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -71,7 +70,7 @@ class TrainerRank:
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
         vote = None if agreement is None else partial(exchange, group=agreement.group)
-        self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, observe=observe_releases)
+        self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote)
         self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom, agreement)
         self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
@@ -89,6 +88,10 @@ class TrainerRank:
     def caller_step(self, name: str | None) -> None:
         self._witness.caller_step = name
 
+    def observe_releases(self, only: bool) -> None:
+        """Decide on releases and report them, but release nothing, as long as ``only``."""
+        self._headroom.observe = only
+
     def forward_micro_batches(
         self, requests: Sequence[Request], *, allow_oversize: bool = False
     ) -> Iterator[MicroBatch]:
@@ -99,38 +102,40 @@ class TrainerRank:
         """
         self._require_open()
         shapes = shapes_of(requests, self._model.slots)
-        return self._micro_batches(dict(enumerate(requests)), list(units(shapes)), allow_oversize)
+        given = dict(enumerate(requests))
+        prefixes = find_prefixes(prefix_keys(given), KEY_BYTES) if self._model.shares_prefixes else None
+        return self._micro_batches(given, list(units(shapes)), prefixes, allow_oversize)
 
     def _micro_batches(
-        self, requests: Mapping[int, Request], pending: list[Unit], allow_oversize: bool
+        self, requests: Mapping[int, Request], pending: list[Unit], prefixes: Prefixes | None, allow_oversize: bool
     ) -> Iterator[MicroBatch]:
         try:
             while pending:
                 self._expire()
-                choice = self._admit(pending, allow_oversize)
+                choice = self._admit(pending, prefixes, allow_oversize)
                 del pending[: choice.units]
                 yield self._forward(choice, requests)
         finally:
             self._expire()
 
-    def _admit(self, pending: list[Unit], oversize: bool) -> Choice:
+    def _admit(self, pending: list[Unit], prefixes: Prefixes | None, oversize: bool) -> Choice:
         try:
-            choice = self._choose(pending, oversize)
+            choice = self._choose(pending, prefixes, oversize)
         except Exception as error:
             self._witness.planning_failed(self._steps, pending[0], oversize, error)
             raise
         if choice.plan is None:
-            self._witness.refused(self._steps, choice, pending[0], oversize)
+            self._witness.refused(self._steps, choice, pending[0], prefixes, oversize)
             unknown = choice.decision.outcome is Outcome.UNKNOWN
             raise (AdmissionUnknown if unknown else AdmissionRefused)(explain_refusal(choice, pending[0]))
         return choice
 
-    def _choose(self, pending: list[Unit], oversize: bool) -> Choice:
+    def _choose(self, pending: list[Unit], prefixes: Prefixes | None, oversize: bool) -> Choice:
         training = {shape.slot for unit in pending for shape in unit if shape.gradients}
         for slot in training:
             self._optimizers[slot].prepare_gradients()
         new = [self._optimizers[slot] for slot in training if not self._optimizers[slot].exists]
-        return self._sampler.choose(pending, sum(each.state_bytes for each in new), oversize)
+        return self._sampler.choose(pending, prefixes, sum(each.state_bytes for each in new), oversize)
 
     def _forward(self, choice: Choice, requests: Mapping[int, Request]) -> MicroBatch:
         assert choice.plan is not None

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from qualification.criteria.observation import Observation
 from qualification.criteria.releases import claims_not_covered, library_failures, over_budget, total
-from qualification.criteria.thresholds import count, ended, none
-from qualification.figures import Unreadable
+from qualification.criteria.thresholds import count, ended, none, some
 from qualification.records import Criterion
-from qualification.verdict import Direction, Threshold, compare
 
 CALLS = ("a", "b", "c")
 """The backward, the reduction, and the reduction on a communicator that was rebuilt."""
@@ -22,7 +20,7 @@ def judge(observation: Observation) -> list[Criterion]:
         ended(observation),
         library_failures(observation),
         count("library_calls_met", len(CALLS), _met(observation), "calls"),
-        _released(total(observation, lambda replay: replay.segments_freed)),
+        some("segments_returned", total(observation, lambda replay: replay.segments_freed), "segments"),
         none("claims_not_covered", claims_not_covered(observation), "claims"),
         none("releases_over_budget", over_budget(observation), "releases"),
         none("recordings_not_exact", total(observation, lambda replay: int(not replay.exact)), "recordings"),
@@ -36,8 +34,3 @@ def _met(observation: Observation) -> int:
     kinds = [event.kind for event in observation.events if event.kind in ("call", "met")]
     pairs = list(zip(kinds, names, strict=True))
     return sum(("call", name) in pairs and ("met", name) in pairs for name in CALLS)
-
-
-def _released(measured: int | Unreadable) -> Criterion:
-    threshold = Threshold(name="segments_returned", direction=Direction.AT_LEAST, value=1, unit="segments")
-    return compare(threshold, measured)

@@ -20,12 +20,16 @@ def library_failures(observation: Observation) -> Criterion:
     return none("library_failures", len(failed), "failures", failed[0][:300] if failed else None)
 
 
-def total(observation: Observation, part: Callable[[Replay], int]) -> int | Unreadable:
-    """Add up a figure over all recordings of a run; every one must be readable."""
-    for name, found in observation.replays.items():
-        if isinstance(found, Unreadable):
-            return Unreadable(f"is unknown: recording {name} {found.reason}")
-    known = [found for found in observation.replays.values() if isinstance(found, Replay)]
+def total(observation: Observation, part: Callable[[Replay], int], under: str = "") -> int | Unreadable:
+    """Add up a figure over the recordings whose names begin with ``under``; every one must be readable.
+
+    The recording of the close does not count: there everything is given back.
+    """
+    found = {name: each for name, each in observation.replays.items() if name.startswith(under) and name != "close"}
+    for name, each in found.items():
+        if isinstance(each, Unreadable):
+            return Unreadable(f"is unknown: recording {name} {each.reason}")
+    known = [each for each in found.values() if isinstance(each, Replay)]
     return sum(map(part, known)) if known else Unreadable("is unknown: nothing was recorded")
 
 

@@ -27,3 +27,8 @@ def none(name: str, measured: Measured, unit: str, reason: str | None = None) ->
     """Judge what must not happen; ``reason`` says more about what did."""
     threshold = Threshold(name=name, direction=Direction.AT_MOST, value=0, unit=unit, plausible_from=0)
     return compare(threshold, measured, reason=reason)
+
+
+def some(name: str, measured: Measured, unit: str) -> Criterion:
+    """Judge what must happen at least once."""
+    return compare(Threshold(name=name, direction=Direction.AT_LEAST, value=1, unit=unit), measured)

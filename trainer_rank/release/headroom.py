@@ -34,7 +34,7 @@ class Headroom:
     """Claims of one rank on its device, and the releases that make them good. Bytes.
 
     ``exchange`` folds the balances of all ranks; each of them calls it at every hand-off. Without it, and at every
-    other moment, the rank decides alone. ``observe``: decide and report, never release.
+    other moment, the rank decides alone. While ``observe`` it decides and reports, and releases nothing.
     """
 
     def __init__(
@@ -45,13 +45,12 @@ class Headroom:
         *,
         clock: Clock = perf_counter_ns,
         exchange: Exchange | None = None,
-        observe: bool = False,
     ) -> None:
         self._device = device
         self._policy = policy
         self._announcer = announcer
         self._exchange = exchange
-        self._observe = observe
+        self.observe = False
         self._account = Account(os.getpid(), clock)
         self._libraries = Libraries(_expected(device, policy) if policy.claims_libraries else {})
         self._refill = _Refill(device)
@@ -104,7 +103,7 @@ class Headroom:
                 return False
             balance = self._account.balance(owner, need)
             permission = permit(exchange(balance) if exchange else balance, self._policy.release_per_million)
-            if permission.granted and not self._observe:
+            if permission.granted and not self.observe:
                 permission, released = self._released(permission)
                 episode.released = released is not None
         self._tell(why, permission, released)
@@ -161,7 +160,7 @@ class Headroom:
             why=why,
             granted=permission.granted,
             reason=permission.reason.value,
-            observed_only=self._observe,
+            observed_only=self.observe,
             per_million=permission.per_million,
             cost_ns=round(before.cost),
             dearest_ns=None if before.dearest is None else round(before.dearest),
