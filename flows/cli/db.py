@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from db.engine import REVISIONS, open_for_writing, stored_revision, upgrade
+from db.engine import REVISIONS, open_for_writing, reading, stored_revision, upgrade
 from db.ledger import Ledger
 from db.ledger import rebuild as rebuild_projections
+from db.queries import find_run
+from db.retention import remove_private_blobs
 from flows.cli.exits import ExitCode
 from qualification.errors import ConfigurationError
 from qualification.evidence.blobs import BlobStore
@@ -53,6 +55,27 @@ def sign_head(
     folder = trust()
     head = Ledger(open_for_writing(), BlobStore(home()), folder, pipeline_signer(folder)).sign_head(first=first)
     typer.echo(f"signed tree head {head.size}, root {head.root}")
+    return ExitCode.PASSED
+
+
+@app.command("remove-private")
+def remove_private(
+    run: Annotated[str, typer.Argument(help="The run, or the unique start of its name.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why; it is recorded with the tombstone.", show_default=False)],
+) -> int:
+    """Remove the private originals of a run for good. A signed tombstone is recorded first; projections stay.
+
+    \b
+    Examples:
+      qualify db remove-private 20261130T120000Z --reason "kept for 90 days"
+    """
+    folder = trust()
+    signer = pipeline_signer(folder)
+    ledger = Ledger(open_for_writing(), BlobStore(home()), folder, signer)
+    with reading(ledger.engine) as connection:
+        name = find_run(connection, run).run
+    removed = remove_private_blobs(ledger, name, reason, signer)
+    typer.echo(f"removed {len(removed)} private blobs of run {name}; a tombstone is recorded")
     return ExitCode.PASSED
 
 

@@ -41,19 +41,14 @@ def command(
         result = verify_database(open_for_reading(), BlobStore(home()), trust(), since_head=since_head)
     except InvalidEvidence as error:
         if as_json:
-            typer.echo(
-                msgspec.json.encode({"schema": SCHEMA, "verified": False, "error": error.text, "code": error.code})
-            )
+            first = Finding(code=error.code, place="evidence", text=error.text)
+            typer.echo(msgspec.json.encode({"schema": SCHEMA, "verified": False, "first": first}))
         raise
     if as_json:
         typer.echo(msgspec.json.encode(_document(result)))
     else:
         _print(result)
     return ExitCode.PASSED if result.verified else ExitCode.TAMPERED
-
-
-def _unplaced(error: InvalidEvidence) -> Finding:
-    return Finding(code=error.code, place="evidence", text=error.text)
 
 
 def _document(result: Verification) -> dict[str, object]:
