@@ -11,9 +11,7 @@ import pytest
 
 from flows.cli.main import execute
 from qualification.execution.inventory import virtual_devices
-from tests.scripted_nvml import GPUS, IDLE, LOST, NO_PERMISSION, TOTAL, ScriptedNvml, nvml, nvml_library
-
-__all__ = ["nvml", "nvml_library"]
+from tests.scripted_nvml import GPUS, IDLE, LOST, NO_PERMISSION, TOTAL, ScriptedNvml
 
 GHOST = 10_644_094_976
 DATA = Path(__file__).parents[1] / "data"

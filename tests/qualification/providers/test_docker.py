@@ -21,9 +21,8 @@ from qualification.providers.docker import DockerProvider
 from qualification.providers.docker_keeper import Keeper
 from qualification.providers.protocol import Place
 from qualification.records import Ground, ProbeStatus, ReceiptStatus
-from tests.docker_engine import Engine, docker_engine
+from tests.docker_engine import Engine
 
-__all__ = ["docker_engine"]
 pytestmark = pytest.mark.docker
 
 LIMITS = Limits(wall_seconds=60, terminate_seconds=12)
