@@ -6,6 +6,7 @@ after the other, the last one first, so that retained and rerun subforwards meet
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +18,47 @@ from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.microbatch import RequestOutput
 from trainer_rank.models.protocol import ModelRuntime, PackedBatch, PackedOutputs
 from trainer_rank.packing import Subforward
+from trainer_rank.prefixes import spans
 from trainer_rank.randomness import RandomState, capture, restore
 from trainer_rank.requests import Request
 
+KEY_BYTES = 16
+"""Bytes of a position in :func:`prefix_keys`: its token and its target."""
 
-def pack(requests: Sequence[Request], device: torch.device) -> PackedBatch:
-    """Lay requests end to end on the device, in this order."""
-    lengths = tuple(request.tokens.shape[0] for request in requests)
-    boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+def prefix_keys(requests: Mapping[int, Request]) -> dict[int, bytes]:
+    """Return each request's tokens and targets as bytes: where two begin alike, one row serves both."""
+    found = {}
+    for index, request in requests.items():
+        pairs = torch.stack([request.tokens, request.targets], 1).contiguous()
+        found[index] = ctypes.string_at(pairs.data_ptr(), pairs.numel() * pairs.element_size())
+    return found
+
+
+def pack(subforward: Subforward, requests: Mapping[int, Request], device: torch.device) -> PackedBatch:
+    """Lay a subforward's requests end to end on the device, or the segments of what they share."""
+    pieces = [(index, slice(None)) for index in subforward.indices]
+    layout = subforward.layout
+    if layout is not None:
+        pieces = [(each.owner, slice(each.start, each.start + each.length)) for each in layout.segments]
+    boundaries = torch.tensor([0, *accumulate(subforward.lengths)], dtype=torch.int32)
     return PackedBatch(
-        tokens=torch.cat([request.tokens for request in requests]).to(device, non_blocking=True),
-        targets=torch.cat([request.targets for request in requests]).to(device, non_blocking=True),
-        lengths=lengths,
+        tokens=torch.cat([requests[index].tokens[rows] for index, rows in pieces]).to(device, non_blocking=True),
+        targets=torch.cat([requests[index].targets[rows] for index, rows in pieces]).to(device, non_blocking=True),
+        lengths=subforward.lengths,
         boundaries=boundaries.to(device, non_blocking=True),
+        parents=None if layout is None else tuple(segment.parent for segment in layout.segments),
     )
+
+
+def unpack_rows(subforward: Subforward, device: torch.device) -> torch.Tensor | None:
+    """Return, where segments are shared, the packed row of each request's position, int64 (logical tokens,)."""
+    layout = subforward.layout
+    if layout is None:
+        return None
+    rows = spans(layout)
+    pieces = [torch.arange(*rows[number]) for index in subforward.indices for number in layout.path(index)]
+    return torch.cat(pieces).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +84,7 @@ class SubforwardRun:
     """One subforward from its forward to its backward."""
 
     def __init__(
-        self, model: ModelRuntime, subforward: Subforward, requests: Sequence[Request], retention: Retention
+        self, model: ModelRuntime, subforward: Subforward, requests: Mapping[int, Request], retention: Retention
     ) -> None:
         self.subforward = subforward
         self._model = model
@@ -77,16 +105,16 @@ class SubforwardRun:
             self._graph = outputs
 
     def outputs(self) -> dict[int, RequestOutput]:
-        """Return the outputs by original request index, as views of the packed ones."""
+        """Return the outputs by original request index: views of the packed ones, copies where rows are shared."""
         assert self._leaves is not None
-        lengths = list(self.subforward.lengths)
-        parts = torch.split(self._leaves.log_probabilities, lengths)
-        if self._leaves.hidden is None:
-            return {index: RequestOutput(part) for index, part in zip(self.subforward.indices, parts, strict=True)}
-        hidden = torch.split(self._leaves.hidden, lengths)
+        rows = unpack_rows(self.subforward, self._model.device.torch_device)
+        lengths = [request.length for request in self.subforward.requests]
+        found = []
+        for leaf in self._leaves.tensors():
+            found.append(torch.split(leaf if rows is None else leaf[rows], lengths))
         return {
-            index: RequestOutput(part, states)
-            for index, part, states in zip(self.subforward.indices, parts, hidden, strict=True)
+            index: RequestOutput(*(parts[place] for parts in found))
+            for place, index in enumerate(self.subforward.indices)
         }
 
     def backward(self) -> None:
@@ -123,7 +151,7 @@ class SubforwardRun:
 
     def _compute(self, gradients: bool) -> PackedOutputs:
         key = self.subforward.key
-        batch = pack(self._requests, self._model.device.torch_device)
+        batch = pack(self.subforward, self._requests, self._model.device.torch_device)
         with torch.set_grad_enabled(gradients):
             return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
 
@@ -159,7 +187,7 @@ class PlanRun:
     ) -> None:
         self._stage = stage
         self._runs = [
-            SubforwardRun(model, each, [requests[index] for index in each.indices], plan.retention)
+            SubforwardRun(model, each, {index: requests[index] for index in each.indices}, plan.retention)
             for each in plan.subforwards
         ]
         self.training_slots = frozenset(each.key.slot for each in plan.subforwards if each.key.gradients)

@@ -93,7 +93,7 @@ class PlanForecaster:
         found = forecast_plan(passes, turns(plan), self._sample.snapshot)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
-        return self._weighed(found, sum(plan.packed_tokens))
+        return self._weighed(found, sum(each.logical_tokens for each in plan.subforwards))
 
     def _unknown(self, *uncovered: str) -> Demand:
         return Demand(self._sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)

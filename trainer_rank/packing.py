@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from trainer_rank.errors import InvalidInputError
+from trainer_rank.prefixes import Layout, Prefixes
 from trainer_rank.requests import RequestShape
 
 
@@ -22,33 +23,48 @@ class GroupKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Subforward:
-    """One model forward: requests of one slot group, packed end to end in this order."""
+    """One model forward over requests of one slot group. With ``prefixes`` what they share is packed once."""
 
     key: GroupKey
     requests: tuple[RequestShape, ...]
+    prefixes: Prefixes | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def indices(self) -> tuple[int, ...]:
-        """Original request indices, in packed order."""
+        """Original request indices, in the caller's order."""
         return tuple(request.index for request in self.requests)
 
     @cached_property
+    def layout(self) -> Layout | None:
+        """Segments of shared prefixes, or None when the requests share nothing and are packed end to end."""
+        if self.prefixes is None or not any(self.prefixes.restricted(self.indices).shared):
+            return None
+        return self.prefixes.layout({request.index: request.length for request in self.requests})
+
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each request, in packed order."""
-        return tuple(request.length for request in self.requests)
+        """Rows of each packed stretch: of each request in order, or of each segment of the layout."""
+        if self.layout is None:
+            return tuple(request.length for request in self.requests)
+        return tuple(segment.length for segment in self.layout.segments)
 
     @cached_property
     def packed_tokens(self) -> int:
         """Rows that the forward executes."""
         return sum(self.lengths)
 
+    @property
+    def logical_tokens(self) -> int:
+        """Sum of the requests' lengths."""
+        return sum(request.length for request in self.requests)
 
-def slot_groups(shapes: Sequence[RequestShape]) -> tuple[Subforward, ...]:
+
+def slot_groups(shapes: Sequence[RequestShape], prefixes: Prefixes | None = None) -> tuple[Subforward, ...]:
     """Collect requests that may share a forward, groups and members in order of first appearance."""
     groups: dict[GroupKey, list[RequestShape]] = {}
     for shape in shapes:
         groups.setdefault(GroupKey(shape.slot, shape.gradients, shape.hidden), []).append(shape)
-    return tuple(Subforward(key, tuple(members)) for key, members in groups.items())
+    return tuple(Subforward(key, tuple(members), prefixes) for key, members in groups.items())
 
 
 def units(shapes: Sequence[RequestShape]) -> tuple[tuple[RequestShape, ...], ...]:
@@ -61,14 +77,24 @@ def units(shapes: Sequence[RequestShape]) -> tuple[tuple[RequestShape, ...], ...
 
 
 def balanced(subforward: Subforward, parts: int) -> tuple[Subforward, ...]:
-    """Cut a subforward into ``parts`` of nearly equal packed tokens (longest first into the least loaded).
+    """Cut a subforward into ``parts`` of nearly equal packed tokens; members keep the caller's order within each part.
 
-    Members keep the caller's order within each part. Raises InvalidInputError when there are fewer requests.
+    Requests that share nothing go, the longest first, to the least loaded part; others stay beside their relatives.
+    Raises InvalidInputError when there are fewer requests.
     """
     if not 1 <= parts <= len(subforward.requests):
         raise InvalidInputError(
             f"{len(subforward.requests)} requests cannot be cut into {parts} subforwards; cut into 1 to as many"
         )
+    members = _spread(subforward, parts) if subforward.layout is None else _divided(subforward, parts)
+    ordered = sorted(sorted(part) for part in members)
+    return tuple(
+        Subforward(subforward.key, tuple(subforward.requests[each] for each in part), subforward.prefixes)
+        for part in ordered
+    )
+
+
+def _spread(subforward: Subforward, parts: int) -> list[list[int]]:
     heap = [(0, part) for part in range(parts)]
     members: list[list[int]] = [[] for _ in range(parts)]
     lengths = subforward.lengths
@@ -76,8 +102,39 @@ def balanced(subforward: Subforward, parts: int) -> tuple[Subforward, ...]:
         load, part = heapq.heappop(heap)
         members[part].append(position)
         heapq.heappush(heap, (load + lengths[position], part))
-    ordered = sorted(sorted(part) for part in members)
-    return tuple(Subforward(subforward.key, tuple(subforward.requests[each] for each in part)) for part in ordered)
+    return members
+
+
+def _divided(subforward: Subforward, parts: int) -> list[list[int]]:
+    """Cut the canonical order into stretches whose largest packed size is the least possible."""
+    assert subforward.prefixes is not None
+    some = subforward.prefixes.restricted(subforward.indices)
+    positions = {request.index: position for position, request in enumerate(subforward.requests)}
+    order = [positions[index] for index in some.order]
+    lengths = [subforward.requests[position].length for position in order]
+    low, high = 0, subforward.packed_tokens
+    while high - low > 1:
+        width = (low + high) // 2
+        low, high = (low, width) if 0 < len(_stretches(lengths, some.shared, width)) <= parts else (width, high)
+    found = [order[first:end] for first, end in _stretches(lengths, some.shared, high)]
+    while len(found) < parts:
+        widest = max(found, key=len)
+        found.remove(widest)
+        found += [widest[: len(widest) // 2], widest[len(widest) // 2 :]]
+    return found
+
+
+def _stretches(lengths: Sequence[int], shared: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Return stretches of at most ``width`` packed rows, each as long as it can be; none when one request is wider."""
+    found, first, load = [], 0, 0
+    for place, length in enumerate(lengths):
+        if length > width:
+            return []
+        load += length - (shared[place] if place > first else 0)
+        if load > width:
+            found.append((first, place))
+            first, load = place, length
+    return [*found, (first, len(lengths))]
 
 
 def cuts(groups: Sequence[Subforward]) -> Iterator[tuple[Subforward, ...]]:

@@ -14,6 +14,7 @@ from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.forecasting import Sample
 from trainer_rank.packing import GroupKey
 from trainer_rank.policies import Policy
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.probing import Probes
 from trainer_rank.release.caches import without_unused
 from trainer_rank.release.headroom import Headroom
@@ -36,20 +37,24 @@ class Sampler:
         self._probes = probes
         self._headroom = headroom
         self._agreement = agreement
+        self._prefixes: Prefixes | None = None
         self._samples = 0
 
-    def choose(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
+    def choose(
+        self, pending: Sequence[Unit], prefixes: Prefixes | None, optimizer_bytes: int, oversize: bool
+    ) -> Choice:
         """Decide how the next micro-batch runs; ``optimizer_bytes`` is the state that its step will create.
 
         Kinds of pass that were never recorded are probed first. When nothing fits, the policy may release the cache,
         once, and the decision is made again from a new sample.
         """
         if not self._policy.forecasts:
-            return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name)
+            return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
         if missing := self._probes.missing(keys):
             with self._headroom.protected(BACKWARD, "probes"):
                 self._probes.prepare(missing)
+        self._prefixes = prefixes
         if self._agreement is None:
             return self._alone(pending, optimizer_bytes, oversize)
         return self._agreement.decide(
@@ -61,7 +66,9 @@ class Sampler:
     def _review(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool, proposal: Proposal) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
         forecaster, (width, ordinal) = self._probes.forecaster(sample), (proposal.units, proposal.ordinal)
-        return consider(pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize)
+        return consider(
+            pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize, prefixes=self._prefixes
+        )
 
     def _alone(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
@@ -86,7 +93,16 @@ class Sampler:
         self, pending: Sequence[Unit], budget: Budget, sample: Sample, *, oversize: bool = False, last: bool = False
     ) -> Choice:
         forecaster, by_cost = self._probes.forecaster(sample), self._agreement is None
-        return choose(pending, self._rungs, forecaster, budget, oversize=oversize, by_cost=by_cost, explain=last)
+        return choose(
+            pending,
+            self._rungs,
+            forecaster,
+            budget,
+            oversize=oversize,
+            by_cost=by_cost,
+            explain=last,
+            prefixes=self._prefixes,
+        )
 
     def _budget(self, optimizer_bytes: int) -> tuple[Budget, Sample]:
         self._samples += 1

@@ -18,7 +18,7 @@ from trainer_rank.reports.replay import replay_report
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[_Bench]:
-    made = _Bench(7, room=50 << 20, spool=tmp_path / "spool", **WIDE)
+    made = _Bench(7, room=1 << 30, spool=tmp_path / "spool", **WIDE)
     yield made
     made.rank.close()
     made.device.close()

@@ -1,6 +1,7 @@
 """Packing keeps every request exactly once, under its original index, in balanced slot-aware cuts."""
 
 import time
+from array import array
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.packing import balanced, cuts, slot_groups, units
+from trainer_rank.prefixes import find_prefixes
 from trainer_rank.requests import Request, RequestShape, shapes_of
 
 
@@ -52,6 +54,19 @@ def test_a_balanced_cut_is_within_four_thirds_of_the_best_possible(lengths: list
         at_best = max(at_best, ordered[parts - 1] + ordered[parts])
     assert 3 * widest <= 4 * max(at_best, widest * 3 // 4)
     assert widest <= at_best + ordered[0]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12))
+def test_every_cut_of_requests_that_share_holds_each_once_and_packs_no_less(sequences: list[list[int]]) -> None:
+    shapes = [RequestShape(index, len(each)) for index, each in enumerate(sequences)]
+    prefixes = find_prefixes({index: array("q", each).tobytes() for index, each in enumerate(sequences)}, 8)
+    (group,) = slot_groups(shapes, prefixes)
+    for plan in [(group,), *cuts([group])]:
+        assert sorted(index for part in plan for index in part.indices) == list(range(len(sequences)))
+        assert sum(part.packed_tokens for part in plan) >= group.packed_tokens
+        assert max(part.packed_tokens for part in plan) <= group.packed_tokens
+    for parts in range(1, len(sequences) + 1):
+        assert len(balanced(group, parts)) == parts
 
 
 @given(_shapes())

@@ -9,7 +9,8 @@ from typing import Protocol
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
 from trainer_rank.admission.ladder import Plan, Rung, Whole
-from trainer_rank.packing import slot_groups
+from trainer_rank.packing import Subforward, slot_groups
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
 
 Unit = tuple[RequestShape, ...]
@@ -58,25 +59,26 @@ def choose(
     oversize: bool = False,
     by_cost: bool = True,
     explain: bool = True,
+    prefixes: Prefixes | None = None,
 ) -> Choice:
     """Choose how many of the pending ``units`` run now, and how.
 
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
     the rungs are tried on it alone, the cheapest first, or in the ladder's own order when not ``by_cost``.
-    ``explain``: search for a remedy when nothing fits.
+    ``explain``: search for a remedy when nothing fits. ``prefixes``: what the requests share, packed once.
     """
-    widest = _widest(units, forecaster, budget) if any(isinstance(rung, Whole) for rung in rungs) else None
+    whole = any(isinstance(rung, Whole) for rung in rungs)
+    widest = _widest(units, forecaster, budget, prefixes) if whole else None
     if widest is not None:
         return widest
-    choice = _climb(_plans(units[0], rungs, forecaster, by_cost), forecaster, budget, oversize)
+
+    def climb(unit: Unit, oversize: bool) -> Choice:
+        return _climb(_plans(slot_groups(unit, prefixes), rungs, forecaster, by_cost), forecaster, budget, oversize)
+
+    choice = climb(units[0], oversize)
     if choice.decision.outcome is not Outcome.REFUSED or not explain:
         return choice
-    return replace(
-        choice,
-        remedy=_remedy(
-            units[0], lambda unit: _climb(_plans(unit, rungs, forecaster, by_cost), forecaster, budget, False)
-        ),
-    )
+    return replace(choice, remedy=_remedy(units[0], lambda unit: climb(unit, False)))
 
 
 def consider(
@@ -88,13 +90,14 @@ def consider(
     ordinal: int,
     *,
     oversize: bool = False,
+    prefixes: Prefixes | None = None,
 ) -> Choice:
     """Decide on one plan that another rank proposed: ``width`` leading units whole, or plan ``ordinal`` of the first.
 
     The ladder is in its own order here, so that the ordinal means the same on every rank.
     """
-    plans = _plans(units[0], rungs, forecaster, by_cost=False)
-    wide = Plan(Whole.name, slot_groups([shape for unit in units[:width] for shape in unit]))
+    plans = _plans(slot_groups(units[0], prefixes), rungs, forecaster, by_cost=False)
+    wide = Plan(Whole.name, slot_groups([shape for unit in units[:width] for shape in unit], prefixes))
     plan = plans[ordinal] if width == 1 else wide
     candidate, demand = _candidate(ordinal, plan, forecaster), forecaster.demand(plan)
     decision = decide([demand], budget, [candidate], oversize=oversize)
@@ -102,9 +105,9 @@ def consider(
     return Choice(width, chosen, decision, budget, (candidate,), (demand,))
 
 
-def unforecast(units: Sequence[Unit], budget: Budget, policy: str) -> Choice:
+def unforecast(units: Sequence[Unit], budget: Budget, policy: str, prefixes: Prefixes | None = None) -> Choice:
     """Run the first unit whole and unseen, as a policy without forecasts does; nothing is known of what it takes."""
-    plan = Plan(Whole.name, slot_groups(units[0]))
+    plan = Plan(Whole.name, slot_groups(units[0], prefixes))
     candidate = Candidate(0, plan.rung, plan.indices, plan.packed_tokens)
     demand = Demand(budget.sample, Coverage.UNKNOWN, *(None,) * 6, uncovered=("everything",))
     reason = f"policy {policy} admits without a forecast"
@@ -149,14 +152,14 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:
+def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None) -> Choice | None:
     """Find the largest number of leading units that fits whole: by doubling, then by halving the gap."""
     best: Choice | None = None
     low, high = 0, len(units) + 1
     width = 1
     while low + 1 < high:
         width = min(width, high - 1)
-        choice = _whole(units[:width], forecaster, budget)
+        choice = _whole(units[:width], forecaster, budget, prefixes)
         if choice is None:
             high = width
         else:
@@ -165,8 +168,8 @@ def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Ch
     return best
 
 
-def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Choice | None:
-    plan = Plan(Whole.name, slot_groups([shape for unit in units for shape in unit]))
+def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None) -> Choice | None:
+    plan = Plan(Whole.name, slot_groups([shape for unit in units for shape in unit], prefixes))
     demand = forecaster.demand(plan)
     if demand.coverage is not Coverage.COVERED:
         return None
@@ -177,8 +180,7 @@ def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget) -> Cho
     return Choice(len(units), plan, decision, budget, (candidate,), (demand,))
 
 
-def _plans(unit: Unit, rungs: Sequence[Rung], forecaster: Forecaster, by_cost: bool) -> list[Plan]:
-    groups = slot_groups(unit)
+def _plans(groups: Sequence[Subforward], rungs: Sequence[Rung], forecaster: Forecaster, by_cost: bool) -> list[Plan]:
     plans = [plan for rung in rungs for plan in rung.plans(groups)]
     costs = [forecaster.cost_ns(plan) for plan in plans] if by_cost else []
     known = [cost for cost in costs if cost is not None]

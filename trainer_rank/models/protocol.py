@@ -19,12 +19,14 @@ class PackedBatch:
 
     ``tokens`` and ``targets``: int64 (N,); ``lengths``: the S sequences' lengths, host integers so that no kernel
     launch waits for the device; ``boundaries``: int32 (S + 1,) their cumulative sums on the device, first 0, last N.
+    ``parents``: where prefixes are shared, for each sequence the earlier one that it continues, -1 for none.
     """
 
     tokens: torch.Tensor
     targets: torch.Tensor
     lengths: tuple[int, ...]
     boundaries: torch.Tensor
+    parents: tuple[int, ...] | None = None
 
     @property
     def longest(self) -> int:
@@ -63,6 +65,10 @@ class ModelRuntime(Protocol):
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the adapter slots, in order of creation."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a batch may hold sequences that continue others (``PackedBatch.parents``)."""
 
     def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """The sequences that kernels see for requests of ``lengths``, padding included; memory follows these."""

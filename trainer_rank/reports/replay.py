@@ -11,6 +11,7 @@ from trainer_rank.admission.decide import Candidate, Coverage, Demand, decide
 from trainer_rank.admission.ladder import Plan, ladder
 from trainer_rank.errors import InvalidInputError, PlanningError, TrainerRankError
 from trainer_rank.packing import slot_groups
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.reports.report import FORMAT, identified
 from trainer_rank.requests import RequestShape
 
@@ -68,7 +69,9 @@ def _replay(document: Mapping[str, Any]) -> Replayed:
 
 def _cuts_follow(document: Mapping[str, Any], candidates: list[Candidate]) -> bool:
     """Say whether every candidate's cut is one that its rung makes of the reported requests."""
-    groups = slot_groups([RequestShape(*row) for row in document["requests"]])
+    sharing = document["sharing"]
+    prefixes = None if sharing is None else Prefixes(tuple(sharing["order"]), tuple(sharing["shared"]))
+    groups = slot_groups([RequestShape(*row) for row in document["requests"]], prefixes)
     try:
         rungs = {rung.name: rung for rung in ladder([each.rung for each in candidates])}
     except TrainerRankError:

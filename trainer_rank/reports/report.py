@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from trainer_rank.admission.planner import Choice
 from trainer_rank.policies import Policy
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
 
 FORMAT = 1
@@ -66,7 +67,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Report:
-    """One planner report; ``omitted`` lists what was left out to stay within the size."""
+    """One planner report; ``prefixes`` are what its requests share."""
 
     kind: ReportKind
     step: int
@@ -78,7 +79,7 @@ class Report:
     observed: Observed | None = None
     failure: Failure | None = None
     reason: str | None = None
-    omitted: tuple[str, ...] = field(default=())
+    prefixes: Prefixes | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the report as plain data, with its id."""
@@ -90,6 +91,7 @@ class Report:
             "caller_step": self.caller_step,
             "policy": {"name": self.policy.name, "sha256": self.policy.sha256, "ladder": list(self.policy.ladder)},
             "requests": [list(asdict(shape).values()) for shape in self.requests],
+            "sharing": None if self.prefixes is None else asdict(self._sharing(self.prefixes)),
             "oversize": self.oversize,
             "budget": None if choice is None else asdict(choice.budget),
             "candidates": [] if choice is None else [asdict(each) for each in choice.candidates],
@@ -101,6 +103,9 @@ class Report:
             "omitted": [],
         }
         return identified(content)
+
+    def _sharing(self, prefixes: Prefixes) -> Prefixes:
+        return prefixes.restricted([shape.index for shape in self.requests])
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
@@ -127,7 +132,7 @@ def bounded(document: Mapping[str, Any], limit: int = LARGEST) -> dict[str, Any]
 def _without(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = dict(document)
     if name == "requests":
-        found["requests"] = []
+        found["requests"], found["sharing"] = [], None
     elif name == "cuts":
         found["candidates"] = [each | {"subforwards": []} for each in found["candidates"]]
     elif name == "terms":

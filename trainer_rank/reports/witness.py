@@ -12,6 +12,7 @@ from trainer_rank.devices.protocol import Device, Sighting
 from trainer_rank.events import Announcer
 from trainer_rank.outofmemory import FailureKind, failure_kind, forget_frames
 from trainer_rank.policies import Policy
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.reports.report import Failure, Observed, Report, ReportKind
 from trainer_rank.reports.spool import Spool
 from trainer_rank.requests import RequestShape
@@ -41,9 +42,12 @@ class Witness:
         self._slot_steps = slot_steps
         self.caller_step: str | None = None
 
-    def refused(self, step: int, choice: Choice, unit: Sequence[RequestShape], oversize: bool) -> None:
+    def refused(
+        self, step: int, choice: Choice, unit: Sequence[RequestShape], prefixes: Prefixes | None, oversize: bool
+    ) -> None:
         """Report a decision that admitted nothing."""
-        self._write(ReportKind.REFUSAL, step, choice, tuple(unit), oversize, reason=choice.decision.reason)
+        reason = choice.decision.reason
+        self._write(ReportKind.REFUSAL, step, choice, tuple(unit), oversize, reason=reason, prefixes=prefixes)
 
     def planning_failed(self, step: int, unit: Sequence[RequestShape], oversize: bool, error: BaseException) -> None:
         """Report that planning itself failed."""
@@ -113,9 +117,12 @@ class Witness:
         observed: Observed | None = None,
         failure: Failure | None = None,
         reason: str | None = None,
+        prefixes: Prefixes | None = None,
     ) -> str | None:
+        if prefixes is None and choice is not None and choice.plan is not None:
+            prefixes = choice.plan.subforwards[0].prefixes
         report = Report(
-            kind, step, self.caller_step, self._policy, requests, choice, oversize, observed, failure, reason
+            kind, step, self.caller_step, self._policy, requests, choice, oversize, observed, failure, reason, prefixes
         )
         try:
             identity = None if self._spool is None else self._spool.write(report.document())

@@ -61,6 +61,11 @@ class MegatronRuntime:
             self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
         self.slots = tuple(slots)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """No: its kernels know sequences, not trees of them."""
+        return False
+
     def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """The lengths padded for the context-parallel ranks, and what fills the pack up to the size grid."""
         return lay_out(lengths, self.topology.context, 0).lengths

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from trainer_rank.geometry import ModelGeometry
 from trainer_rank.models.adapters import Adapters
+from trainer_rank.models.protocol import PackedBatch
 from trainer_rank.models.reference.attention import packed_attention
 from trainer_rank.models.reference.experts import mixture, swiglu
 
@@ -23,18 +24,29 @@ class Positions:
 
     lengths: tuple[int, ...]
     boundaries: torch.Tensor
+    parents: tuple[int, ...] | None
     cosine: torch.Tensor
     sine: torch.Tensor
 
 
-def positions_of(lengths: tuple[int, ...], boundaries: torch.Tensor, dimension: int, dtype: torch.dtype) -> Positions:
-    """Count positions from 0 within each sequence, and take their rotary angles."""
-    total, device = sum(lengths), boundaries.device
-    starts = boundaries[:-1].repeat_interleave(boundaries.diff(), output_size=total)
-    place = torch.arange(total, device=device) - starts
+def positions_of(batch: PackedBatch, dimension: int, dtype: torch.dtype) -> Positions:
+    """Count positions from 0 within each sequence, from its parent's end where it continues one; take rotary angles."""
+    total, boundaries = sum(batch.lengths), batch.boundaries
+    device, starts = boundaries.device, boundaries[:-1]
+    if batch.parents is not None:
+        starts = starts - torch.tensor(_depths(batch.lengths, batch.parents), dtype=torch.int32).to(device)
+    place = torch.arange(total, device=device) - starts.repeat_interleave(boundaries.diff(), output_size=total)
     rates = _ROTARY_BASE ** (-torch.arange(0, dimension, 2, dtype=torch.float32, device=device) / dimension)
     angles = place[:, None, None] * rates
-    return Positions(lengths, boundaries, angles.cos().to(dtype), angles.sin().to(dtype))
+    return Positions(batch.lengths, boundaries, batch.parents, angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def _depths(lengths: tuple[int, ...], parents: tuple[int, ...]) -> list[int]:
+    """Return how many rows precede each sequence on its path."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + lengths[parent])
+    return depths
 
 
 def run_layer(
@@ -69,7 +81,7 @@ def _attention(
     projected = adapters.add(f"{name}.attention_in", hidden, hidden @ weights["attention_in"])
     query, key, value = projected.view(len(projected), -1, geometry.head_dimension).split(heads, 1)  # type: ignore[no-untyped-call]
     query, key = _rotate(query, positions), _rotate(key, positions)
-    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries).flatten(1)
+    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries, positions.parents).flatten(1)
     return adapters.add(f"{name}.attention_out", mixed, mixed @ weights["attention_out"])
 
 

@@ -59,6 +59,11 @@ class ReferenceModel:
         """Names of the adapter slots, in order of creation."""
         return tuple(self._adapters)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """On the host and the virtual device: there one operator of ours attends."""
+        return self._device.torch_device.type != "cuda"
+
     def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """The lengths as they are: nothing is padded."""
         return tuple(lengths)
@@ -90,7 +95,7 @@ class ReferenceModel:
         geometry = self._geometry
         self._device.mark("forward/embedding")
         states = F.embedding(batch.tokens, self._embedding)
-        positions = positions_of(batch.lengths, batch.boundaries, geometry.head_dimension, states.dtype)
+        positions = positions_of(batch, geometry.head_dimension, states.dtype)
         for index in range(geometry.layers):
             self._device.mark(f"forward/layer/{index}")
             states = self._run_layer(index, states, adapters, positions)
