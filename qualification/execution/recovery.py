@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,13 @@ from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import Footprint, take_receipt
 from qualification.execution.supervision import Census, Outcome
 from qualification.execution.supervisor import read_census, read_outcome, recover_outcome
-from qualification.records import Probe, Receipt, ReceiptStatus
+from qualification.records import Lease, Probe, Receipt, ReceiptStatus
 
 PATIENCE_SECONDS = 60
 """How long after its lease expired an orphaned supervisor may still be sweeping before it is killed."""
+
+RECLAIM_SECONDS = 10.0
+"""The memory of a run that died 30 s ago or more has had its time to come back."""
 
 Recorder = Callable[[Manifest, Receipt], None]
 """Puts a recovered receipt where it belongs, durably, before the leases are closed."""
@@ -78,25 +80,17 @@ class Recovery:
         return done
 
     def attempt(self, folder: Path) -> Receipt | None:
-        """Recover one attempt and return its new receipt, None when that says nothing new. Raises NotYet."""
+        """Recover one attempt and return its new receipt, None when there is nothing new to say. Raises NotYet."""
         mine = [holding for holding in self.store.holdings() if Path(holding.folder) == folder]
         manifest = _read_manifest(folder)
-        _require_dead(mine, manifest, folder)
-        leases = tuple(self.store.adopt(holding.lease, myself(), host()) for holding in mine)
-        held = HeldLeases(self.store, leases)
-        outcomes = [_outcome(path) for path in census_folders([folder])]
-        manifest = manifest or _nothing_started(mine[0])
-        if manifest.worktree is not None:
-            shutil.rmtree(manifest.worktree, ignore_errors=True)  # the receipt says whether it is gone
-        receipt = take_receipt(
-            _footprint(manifest, folder, outcomes, held),
-            gpus=GpuWatch.resume(self.reader, self._baselines(manifest, held)),
-            containers=_containers(manifest, folder),
-            check_leases=held.check,
-            recovered=True,
-        )
         before = read_receipt(folder)
-        if before is not None and before.status is receipt.status and not leases:
+        _require_dead(mine, manifest, folder)
+        if not mine and before is not None and not self._untouched(before.leases):
+            return None  # somebody else had its devices since, after a CLEAN look: they say nothing about it any more
+        held = HeldLeases(self.store, tuple(self.store.adopt(holding.lease, myself(), host()) for holding in mine))
+        manifest = manifest or _nothing_started(mine[0])
+        receipt = self._look(manifest, folder, held, before.leases if before and not mine else held.leases)
+        if before is not None and before.status is receipt.status and not mine:
             return None
         self.record(manifest, receipt)
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +98,29 @@ class Recovery:
         held.close(receipt)
         return receipt
 
-    def _baselines(self, manifest: Manifest, held: HeldLeases) -> Sequence[GpuReading]:
-        names = [lease.resource for lease in held.leases if not is_virtual(lease.resource)]
+    def _look(self, manifest: Manifest, folder: Path, held: HeldLeases, leases: tuple[Lease, ...]) -> Receipt:
+        def check() -> None:
+            held.check()
+            if not held.leases and not self._untouched(leases):
+                raise NotYet("its devices were leased again meanwhile")
+
+        outcomes = [_outcome(path) for path in census_folders([folder])]
+        return take_receipt(
+            _footprint(manifest, folder, outcomes, leases),
+            gpus=GpuWatch.resume(self.reader, self._baselines(manifest, leases)),
+            containers=_containers(manifest, folder),
+            check_leases=check,
+            reclaim_seconds=RECLAIM_SECONDS,
+            recovered=True,
+        )
+
+    def _untouched(self, leases: Sequence[Lease]) -> bool:
+        """Whether nobody was granted any of these devices since: what they show now is still this attempt's."""
+        tokens = {resource.name: resource.token for resource in self.store.resources()} if leases else {}
+        return all(tokens.get(lease.resource) == lease.token for lease in leases)
+
+    def _baselines(self, manifest: Manifest, leases: Sequence[Lease]) -> Sequence[GpuReading]:
+        names = [lease.resource for lease in leases if not is_virtual(lease.resource)]
         if not names:
             return []
         saved = {reading.uuid: reading for reading in manifest.baselines}
@@ -184,14 +199,14 @@ def _outcome(folder: Path) -> Outcome:
     return read_outcome(folder) or recover_outcome(folder, "the run was killed; what it left was swept afterwards")
 
 
-def _footprint(manifest: Manifest, folder: Path, outcomes: Sequence[Outcome], held: HeldLeases) -> Footprint:
+def _footprint(manifest: Manifest, folder: Path, outcomes: Sequence[Outcome], leases: tuple[Lease, ...]) -> Footprint:
     return Footprint(
         run=manifest.run,
         attempt=manifest.attempt,
         token=manifest.token,
         folders=tuple(census_folders([folder])),
         outcomes=tuple(outcomes),
-        leases=held.leases,
+        leases=leases,
         worktree=Path(manifest.worktree) if manifest.worktree else None,
         trainer=manifest.trainer,
         provider=manifest.provider,

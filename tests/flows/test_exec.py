@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import execute
+from qualification.execution import recovery
 from qualification.execution.inventory import virtual_devices
 from tests.scripted_nvml import GPUS, IDLE, LOST, NO_PERMISSION, TOTAL, ScriptedNvml
 
@@ -86,8 +87,9 @@ def test_caches_are_private_to_each_run_and_gone_afterwards(
 
 @pytest.mark.parametrize("processes", ["", "4194299:10000000000"])
 def test_ghost_memory_is_dirty_quarantined_and_refused(
-    capsys: pytest.CaptureFixture[str], nvml: ScriptedNvml, processes: str
+    capsys: pytest.CaptureFixture[str], nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, processes: str
 ) -> None:
+    monkeypatch.setattr(recovery, "RECLAIM_SECONDS", 0.5)
     late = nvml.script.with_name("ghost.txt")
     late.write_text(f"gpu {GPUS[0]} {TOTAL}\nat 0 0 {GHOST} 100 0 {processes}\n")
     code, receipt = receipt_of(capsys, "--gpu", GPUS[0], "--", "cp", str(late), str(nvml.script))
@@ -97,6 +99,8 @@ def test_ghost_memory_is_dirty_quarantined_and_refused(
     device = devices(capsys)[GPUS[0]]
     assert str(GHOST) in device["quarantine"]
     assert device["holder"] is None
+    assert execute(["sweep", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["attempts"] == []  # still dirty: nothing new, and nothing lifted
     assert execute(["exec", "--gpu", GPUS[0], "--", "true"]) == 3
     refused = capsys.readouterr().err
     assert "in quarantine" in refused
