@@ -65,22 +65,10 @@ def test_both_verifiers_agree_on_a_bundle_of_tampered_evidence(filled: Site, tmp
     path = tmp_path / "bundle.tar"
     if _export_unverified(site, run, path):
         assert ours(path, site.trust) == theirs(path, site.trust)
+        assert kind.place != "envelope" or theirs(path, site.trust) is not None
     else:
         with pytest.raises((TamperedError, ConfigurationError, OSError)):
             export_bundle(site.ledger, run, tmp_path / "refused.tar")
-
-
-def test_most_of_the_corpus_can_be_exported_and_is_then_refused(filled: Site, tmp_path: Path) -> None:
-    refused = 0
-    for number, kind in enumerate(CORPUS):
-        if kind.place in ("envelope", "ledger"):
-            site = filled.copy(tmp_path / str(number))
-            kind.apply(site)
-            path = tmp_path / f"{number}.tar"
-            run = f"run-{min(((kind.sequence or 5) - 1) // 4, 2)}"
-            refused += _export_unverified(site, run, path) and theirs(path, site.trust) is not None
-            site.engine.dispose()
-    assert refused >= 25
 
 
 def test_a_bundle_verifies_with_nothing_but_the_single_file(bundle: Path, filled: Site, tmp_path: Path) -> None:
