@@ -85,6 +85,8 @@ def migrate(
 ) -> int:
     """Bring the schema to this program's revision, or to another one that it knows. Evidence is never dropped.
 
+    Query tables are made again from the ledger. Going down forgets who holds a lease; do it when nothing runs.
+
     \b
     Examples:
       qualify db migrate
@@ -96,5 +98,7 @@ def migrate(
     before = stored_revision(engine)
     if before != to:
         upgrade(engine, to)
+    if to == REVISIONS[-1]:  # a table that went down with the schema comes back empty
+        rebuild_projections(engine, Trust.load(trust()))
     typer.echo(f"schema {to}" + ("" if before == to else f", was {before}"))
     return ExitCode.PASSED

@@ -10,10 +10,22 @@ from pathlib import Path
 import pytest
 
 from qualification.evidence.canonical import evidence_root
+from qualification.records import Publication
 from tests import facts
 from tests.databases import Workplace, sqlite_workplace
 
 __all__ = ["sqlite_workplace"]
+
+
+PUBLICATION = Publication(
+    run="run-1",
+    commit=facts.COMMIT,
+    context="qualify/forecast",
+    state="pending",
+    description="held",
+    published=True,
+    published_at=facts.STAMP,
+)
 
 
 def _qualify(workplace: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +92,7 @@ def test_rebuild_migrate_and_sign_head(filled: Workplace) -> None:
     assert _qualify(filled, "verify").returncode == 5
     assert "rebuilt from 3 ledger entries" in _qualify(filled, "db", "rebuild").stdout
     assert "signed tree head 3" in _qualify(filled, "db", "sign-head").stdout
+    filled.record(PUBLICATION)
     assert _qualify(filled, "db", "migrate", "--to", "0002").stdout.startswith("schema 0002")
     assert _qualify(filled, "verify").returncode == 2
     assert _qualify(filled, "db", "migrate", "--to", "9999").returncode == 2
