@@ -54,7 +54,7 @@ def construct(
     recordings: Path | None = None,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Subject:
-    """Build the small reference model on the ground's device, with a TrainerRank over it.
+    """Build the small reference model on the ground's device (in BF16 on real cards), with a TrainerRank over it.
 
     ``ground``: ``native`` (the visible CUDA device ``index``) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes on
     which libraries make ``demands`` beside the card's own: name, phase, bytes, ``cublas`` or ``nccl``).
@@ -62,7 +62,8 @@ def construct(
     gets the allocator recording of every step, and planner reports in ``reports``.
     """
     device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands])
-    model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed)
+    precision = torch.bfloat16 if ground == "native" else torch.float32
+    model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed, dtype=precision)
     recorder = None if recordings is None else StepRecorder(device, recordings)
 
     def tell(event: Mapping[str, Any]) -> None:

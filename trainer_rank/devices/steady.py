@@ -31,13 +31,14 @@ def record_steady(
     device: Device,
     run: Callable[[Recording], None],
     *,
-    most_passes: int = 5,
+    most_passes: int = 8,
     agree: Callable[[bool], bool] = lambda steady: steady,
 ) -> Steady:
     """Record ``run`` until a pass agrees with the one before and leaves nothing behind; two passes when all is quiet.
 
-    ``run`` does the same work each time and marks its stages on the recording it is handed. Where ranks run it
-    together, ``agree`` says whether every rank is steady, so that all of them stop after the same pass. Raises
+    A model's own caches may take a few passes to turn over (the delta-net kernels keep what they derived from the last
+    four batches). ``run`` does the same work each time and marks its stages on the recording it is handed. Where ranks
+    run it together, ``agree`` says whether every rank is steady, so that all of them stop after the same pass. Raises
     TraceError with the reasons when no two passes agree within ``most_passes``.
     """
     disturbances: list[str] = []
