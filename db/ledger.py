@@ -17,6 +17,7 @@ from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.canonical import sha256
 from qualification.evidence.chain import Entry, link
+from qualification.evidence.head_sinks import publish
 from qualification.evidence.heads import TreeHeads, next_head
 from qualification.evidence.trust import Trust
 from qualification.records import Tombstone, TreeHead, WorkloadResult
@@ -68,11 +69,14 @@ class Ledger:
         return entries
 
     def sign_head(self, *, first: bool = False) -> TreeHead:
-        """Sign a tree head for the ledger as it is now; it must extend the newest one, or knowingly be the first."""
+        """Sign a tree head for the ledger as it is now; it must extend the newest one, or knowingly be the first.
+
+        Raises TreeHeadSinkError when it is kept here but could not be brought elsewhere as well.
+        """
         known = self.heads.read(self.trust)
         with stored_evidence(self.engine) as source:
             head = next_head(source, known, first=first)
-        self.heads.write(head, self._signer, self.trust)
+        publish(head, self.heads.write(head, self._signer, self.trust))
         return head
 
     def unrecorded(self, envelopes: Iterable[bytes]) -> list[bytes]:
