@@ -34,6 +34,7 @@ _NOT_JUDGED = {
     Ending.LEASE_LOST: "lease lost",
     Ending.CALLER_GONE: "the pipeline was killed",
     Ending.SUPERVISOR_LOST: "the supervisor was killed",
+    Ending.PROVIDER_FAILED: "the provider could not run the worker to its end",
 }
 """Endings that say nothing about the policy: the result is INCOMPLETE, whatever the worker had done by then."""
 _OVERDUE = (Ending.TIMED_OUT, Ending.SILENT, Ending.CLOSE_TIMED_OUT)

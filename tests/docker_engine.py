@@ -99,7 +99,7 @@ def build(engine: Engine) -> str:
     return engine.docker("inspect", "--format", "{{.Id}}", tag)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: other sessions on this machine wait for the data
 def docker_engine() -> Iterator[Engine]:
     missing = [name for name in ("dockerd", "docker", "mmdebstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:

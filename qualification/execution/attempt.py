@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from qualification.execution.launch import Launched, launch
 from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
 from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import RECLAIM_SECONDS, Footprint, take_receipt
-from qualification.execution.supervision import Limits, Outcome, Rank, Specification
+from qualification.execution.supervision import OUTCOME_FILE, Ending, Limits, Outcome, Rank, Specification, encode
 from qualification.execution.supervisor import TRUSTED, read_outcome, supervise
 from qualification.execution.worker import Job
 from qualification.providers.protocol import Place, ProcessProvider, Provider
@@ -123,7 +123,7 @@ class Attempt:
             cancelled=cancelled,
         )
         self.ports += launched.ports
-        return launched
+        return replace(launched, outcome=self._attribute(folder, launched.outcome))
 
     def execute(
         self, command: Sequence[str], name: str, *, limits: Limits | None = None, echo: bool = False
@@ -132,7 +132,7 @@ class Attempt:
         folder = self._open(name)
         folder.mkdir(parents=True, exist_ok=True)
         rank = Rank(command=tuple(command), environment=child_environment(folder, self.gpus))
-        return supervise(
+        outcome = supervise(
             Specification(
                 run=self.run,
                 token=self.token,
@@ -145,6 +145,7 @@ class Attempt:
             ),
             authority=self.held,
         )
+        return self._attribute(folder, outcome)
 
     def take_receipt(self, *, reclaim_seconds: float = RECLAIM_SECONDS) -> Receipt:
         """Look at everything again and return the receipt. Call it after every supervised command has ended."""
@@ -177,6 +178,15 @@ class Attempt:
         write_durably(self.folder / RECEIPT_FILE, msgspec.json.encode(receipt))
         if self.held is not None:
             self.held.close(receipt)
+
+    def _attribute(self, folder: Path, outcome: Outcome) -> Outcome:
+        """Tell an end that was the provider's from one that was the command's own."""
+        failure = self.provider.failure(folder) if outcome.ending is Ending.EXITED else None
+        if failure is None:
+            return outcome
+        attributed = msgspec.structs.replace(outcome, ending=Ending.PROVIDER_FAILED, reason=failure)
+        write_durably(folder / OUTCOME_FILE, encode(attributed))
+        return attributed
 
     def _place(self, rank: Rank, index: int, folder: Path, reads: Sequence[Path], writes: Sequence[Path]) -> Rank:
         place = Place(

@@ -46,6 +46,7 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     CALLER_GONE = "caller_gone"
     SUPERVISOR_LOST = "supervisor_lost"
+    PROVIDER_FAILED = "provider_failed"
 
 
 class Specification(Record, frozen=True, kw_only=True):

@@ -96,6 +96,14 @@ class DockerProvider:
             environment={**_engine_environment(), "PYTHONPATH": str(TRUSTED), "PATH": rank.environment.get("PATH", "")},
         )
 
+    def failure(self, folder: Path) -> str | None:
+        """Return why a container has no exit code of its own: never created, never started, or lost by the engine."""
+        kept = read_states(folder)
+        if kept and all(state.exit_code is not None for state in kept):
+            return None
+        said = (folder / "rank-0.stderr.log").read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else "the container has no exit code: its keeper was killed, or the engine lost it"
+
     def probe(self, token: str, folders: Sequence[Path]) -> list[Probe]:
         """Remove every container of the run and prove that none is left; see :func:`probe_containers`."""
         return probe_containers(token, folders)

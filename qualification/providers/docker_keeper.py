@@ -173,7 +173,10 @@ class Keeper:
         for path in writes:
             _give(Path(path))
         host = self.client.api.create_host_config(
-            binds=[*(f"{path}:{path}:ro" for path in place.reads), *(f"{path}:{path}:rw" for path in writes)],
+            binds=[
+                *(f"{path}:{path}:ro" for path in dict.fromkeys(place.reads)),
+                *(f"{path}:{path}:rw" for path in writes),
+            ],
             network_mode="none",
             read_only=True,
             tmpfs={"/tmp": "rw,size=1g"},  # noqa: S108 - inside the container

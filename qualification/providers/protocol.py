@@ -32,6 +32,9 @@ class Provider(Protocol):
     def rank(self, rank: Rank, place: Place) -> Rank:
         """Return what the supervisor shall start so that ``rank`` runs in ``place``."""
 
+    def failure(self, folder: Path) -> str | None:
+        """Return why the ranks of ``folder`` ended for the provider's sake and not by themselves, or None."""
+
     def probe(self, token: str, folders: Sequence[Path]) -> list[Probe]:
         """Remove and look for what lives outside the process tree, after the sweep; no probe if nothing can."""
 
@@ -44,6 +47,10 @@ class ProcessProvider:
     def rank(self, rank: Rank, place: Place) -> Rank:  # noqa: ARG002 - a process sees the host as it is
         """Return the rank as it is."""
         return rank
+
+    def failure(self, folder: Path) -> str | None:  # noqa: ARG002
+        """Return None: a process needs nothing that could fail it."""
+        return None
 
     def probe(self, token: str, folders: Sequence[Path]) -> list[Probe]:  # noqa: ARG002
         """Return no probe: there is nothing to look at."""

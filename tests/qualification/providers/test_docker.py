@@ -56,7 +56,7 @@ def test_a_container_runs_without_privilege_and_is_gone_by_id_and_label(engine: 
     made = attempt(engine, tmp_path)
     script = "id -u; touch /here; ls /var/run/docker.sock; cat /proc/1/comm; cat /proc/self/status; exit 7"
     outcome = made.execute(["sh", "-c", script], "command", limits=LIMITS)
-    assert outcome.exit_code == 7
+    assert (outcome.ending, outcome.exit_code) == (Ending.EXITED, 7)
     output = (tmp_path / "command/rank-0.stdout.log").read_text()
     errors = (tmp_path / "command/rank-0.stderr.log").read_text()
     assert output.startswith("10001\ntini\n")
@@ -159,7 +159,8 @@ def test_a_renamed_container_whose_keeper_was_killed_is_found_by_label(engine: E
     outcome = made.execute(["sleep", "60"], "command", limits=LIMITS)
     helper.join()
     receipt, probe = containers(made)
-    assert (outcome.exit_code, receipt.status) == (-signal.SIGKILL, ReceiptStatus.CLEAN)
+    assert (outcome.ending, outcome.exit_code) == (Ending.PROVIDER_FAILED, -signal.SIGKILL)
+    assert receipt.status is ReceiptStatus.CLEAN
     assert len(probe.values["removed"]) == 1
 
 
@@ -211,5 +212,7 @@ def test_an_engine_that_is_not_there_is_unverified(tmp_path: Path, monkeypatch: 
     made.begin()
     outcome = made.execute([sys.executable, "-V"], "command", limits=LIMITS)
     receipt = made.take_receipt()
-    assert (outcome.exit_code, receipt.status) == (125, ReceiptStatus.UNVERIFIED)
+    assert (outcome.ending, outcome.exit_code) == (Ending.PROVIDER_FAILED, 125)
+    assert "the engine does not answer" in (outcome.reason or "")
+    assert receipt.status is ReceiptStatus.UNVERIFIED
     assert "the engine did not answer" in (receipt.reason or "")
