@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,10 @@ class Recovery:
                 raise NotYet("its devices were leased again meanwhile")
 
         outcomes = [_outcome(path) for path in census_folders([folder])]
+        if manifest.worktree is not None:
+            shutil.rmtree(
+                manifest.worktree, ignore_errors=True
+            )  # nothing uses it any more; the receipt says if it is gone
         return take_receipt(
             _footprint(manifest, folder, outcomes, leases),
             gpus=GpuWatch.resume(self.reader, self._baselines(manifest, leases)),
