@@ -1,0 +1,224 @@
+"""Draw where a card's memory goes over one step under pressure: ``python -m bench.headroom [OUTPUT.png]``.
+
+Records on a virtual card, with the policy forecast held to undivided plans, what the workload pressure does at its
+first call: one ordinary step, the backward's library memory given back, the cache filled, then the step that is drawn.
+Every figure of the picture is read from the device or from the recording of that step.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import torch
+
+from trainer_rank.allocator.trace import Trace
+from trainer_rank.devices.virtual import VirtualDevice
+from trainer_rank.devices.virtual_memory import LibraryDemand
+from trainer_rank.models.reference import SMALL, build_reference
+from trainer_rank.policies import load_policy
+from trainer_rank.rank import TrainerRank
+from trainer_rank.requests import Request
+
+CAPACITY, LEFT_FREE, LEAD = 1_800_000_000, 34_734_080, 400
+LENGTHS = (2100, 1700, 1200, 900, 450, 300, 150, 90, 60, 30)
+PHASE = "first_backward"
+LABEL = f"allocator events of one step, after {LEAD} places for the state before it"
+BANDS = ("context", "libraries", "weights and adapters", "retained", "working set", "cached", "headroom", "free")
+COLOURS = ("#4c4c4c", "#8c6bb1", "#2b6ca3", "#4fa3d1", "#9fd0ea", "#d9d9d9", "#f2a65a", "#ffffff")
+
+
+class Sample(NamedTuple):
+    """Bytes outside the allocator and claimed, read as a stage begins; ``event`` counts allocator events so far."""
+
+    event: int
+    outside: int
+    claimed: int
+
+
+class Recorded(NamedTuple):
+    """One step: the allocator's events, readings at its stages, and the context's bytes."""
+
+    trace: Trace
+    samples: list[Sample]
+    context: int
+
+
+class Watched(VirtualDevice):
+    """A virtual card that reports whenever a library may have taken memory."""
+
+    watch: Callable[[], None] | None = None
+
+    def require(self, phase: str) -> None:
+        """Reach ``phase`` and report."""
+        super().require(phase)
+        if self.watch is not None:
+            self.watch()
+
+
+def record() -> Recorded:
+    """Run the scenario and return the recording of the step under pressure."""
+    torch.set_num_threads(1)
+    device = Watched("h200", capacity=CAPACITY, demands=[LibraryDemand("backward", PHASE, 8_388_608)])
+    stages: list[Callable[[str], None]] = []
+
+    def tell(stage: str) -> None:
+        for each in stages:
+            each(stage)
+
+    rank = TrainerRank(
+        build_reference(SMALL, device, seed=7),
+        replace(load_policy("forecast"), ladder=("whole",)),
+        on_stage=tell,
+    )
+    _step(rank)
+    device.give_up(PHASE)
+    size = (device.memory_info().free - LEFT_FREE) & -(2 << 20)
+    torch.empty(size, dtype=torch.uint8, device=device.torch_device)
+    samples: list[Sample] = []
+    with device.record() as recording:
+        start = _outside(device)
+
+        def read() -> None:
+            outside = _outside(device)
+            claimed = sum(claim.size or 0 for claim in rank._headroom.claims())
+            samples.append(Sample(len(device._memory.events or ()), outside, max(0, claimed - max(0, outside - start))))
+
+        def begin(stage: str) -> None:
+            recording.mark(stage)
+            read()
+
+        begin("admission")
+        stages.append(begin)
+        device.watch = read
+        _step(rank)
+        device.watch = None
+    trace = recording.trace()
+    rank.close()
+    device.close()
+    return Recorded(trace, samples, device.card.context)
+
+
+def _outside(device: VirtualDevice) -> int:
+    free, total = device.memory_info()
+    return total - free - device.reserved()
+
+
+def _step(rank: TrainerRank) -> None:
+    generator = torch.Generator().manual_seed(3)
+    batch = []
+    for length in LENGTHS:
+        tokens = torch.randint(0, SMALL.vocabulary, (length + 1,), generator=generator)
+        batch.append(Request(tokens[:-1], tokens[1:], "policy", group="batch"))
+    for micro_batch in rank.forward_micro_batches(batch):
+        losses = [each.log_probabilities.mean() for each in micro_batch.outputs.values()]
+        rank.backward(micro_batch, -torch.stack(losses).mean())
+        del losses
+
+
+def bands(recorded: Recorded) -> list[tuple[int, ...]]:
+    """Return the bytes of every band after every allocator event, in the order of ``BANDS``; they make up the card."""
+    trace = recorded.trace
+    live = {
+        block.address: (-1, block.size) for each in trace.before.segments for block in each.blocks if block.requested
+    }
+    baseline, reserved = sum(size for _, size in live.values()), trace.before.reserved
+    retained = _retained(trace)
+    kept, allocated = 0, baseline
+    rows: list[tuple[int, ...]] = []
+    samples = iter([*recorded.samples, recorded.samples[-1]._replace(event=len(trace.events) + 1)])
+    sample, following = next(samples), next(samples)
+    for index, event in enumerate(trace.events):
+        while following.event <= index:
+            sample, following = following, next(samples)
+        if event.action == "alloc":
+            live[event.address] = (index, _rounded(event.size))
+            allocated += _rounded(event.size)
+            kept += _rounded(event.size) if index in retained else 0
+        elif event.action == "free_completed":
+            born, size = live.pop(event.address)
+            allocated -= size
+            kept -= size if born in retained else 0
+        elif event.action.startswith("segment_"):
+            reserved += event.size if event.action == "segment_alloc" else -event.size
+        free = CAPACITY - reserved - sample.outside
+        claimed = max(0, min(sample.claimed, free))
+        working = max(0, allocated - baseline - kept)
+        lowest = (recorded.context, sample.outside - recorded.context, min(baseline, allocated), kept, working)
+        rows.append((*lowest, reserved - sum(lowest[2:]), claimed, free - claimed))
+    return rows
+
+
+def _filled(recorded: Recorded) -> tuple[int, ...]:
+    """Return the bands before the first event."""
+    before, sample = recorded.trace.before, recorded.samples[0]
+    free = CAPACITY - before.reserved - sample.outside
+    cached = before.reserved - before.allocated
+    return (recorded.context, sample.outside - recorded.context, before.allocated, 0, 0, cached, 0, free)
+
+
+def _retained(trace: Trace) -> set[int]:
+    """Return the events whose blocks were born in the forward and are still there when the outputs are handed over."""
+    first = next(index for index, stage in trace.marks if stage.startswith("forward/"))
+    last = next(index for index, stage in trace.marks if stage == "caller")
+    live: dict[int, int] = {}
+    for index, event in enumerate(trace.events[:last]):
+        if event.action == "alloc" and index >= first:
+            live[event.address] = index
+        elif event.action == "free_completed":
+            live.pop(event.address, None)
+    return set(live.values())
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def draw(recorded: Recorded, path: Path) -> None:
+    """Write the picture."""
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = bands(recorded)
+    figure, axes = pyplot.subplots(figsize=(10, 5.2), layout="constrained")
+    rows = [_filled(recorded)] * LEAD + rows
+    series = [[row[band] / 1e9 for row in rows] for band in range(len(BANDS))]
+    axes.stackplot(range(len(rows)), series, labels=BANDS, colors=COLOURS, step="post", linewidth=0)
+    for index, stage in _turns(recorded.trace):
+        axes.axvline(index, color="black", linewidth=0.6, linestyle=":")
+        side = "right" if stage == "hand-off" else "left"
+        axes.text(index, CAPACITY / 1e9 * 1.01, stage, fontsize=8, ha=side, va="bottom")
+    axes.set(xlim=(0, len(rows) - 1), ylim=(0, CAPACITY / 1e9), xlabel=LABEL, ylabel="GB")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _turns(trace: Trace) -> list[tuple[int, str]]:
+    """Where each phase of the step begins."""
+    found: dict[str, int] = {}
+    for index, stage in trace.marks:
+        found.setdefault(stage.partition("/")[0], index)
+    names = {"caller": "hand-off", "admission": "admission", "forward": "forward", "backward": "backward"}
+    return [(index and index + LEAD, names[stage]) for stage, index in found.items() if stage in names]
+
+
+def main() -> None:
+    recorded = record()
+    rows = bands(recorded)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(sys.argv[1]) if __name__ == "__main__" and len(sys.argv) > 1 else Path(folder, "headroom.png")
+        draw(recorded, path)
+        print(f"{path}: {len(rows)} events, {path.stat().st_size} B")
+    for band, name in enumerate(BANDS):
+        values = [row[band] for row in rows]
+        print(f"{name:22} {min(values):>14,} to {max(values):>14,} B")
+
+
+if __name__ == "__main__":
+    main()
