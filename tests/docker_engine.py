@@ -92,7 +92,7 @@ def build(engine: Engine) -> str:
         base = engine.docker("import", base_tar())
         context = engine.folder / "context"
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", context / "wheels"]
-        wanted = ["--only-binary", ":all:", "--python-version", "3.11", "msgspec", "safetensors"]
+        wanted = ["--only-binary", ":all:", "--python-version", "3.11", "msgspec", "safetensors", "numpy"]
         subprocess.run([*download, *wanted], check=True)
         (context / "Dockerfile").write_bytes(recipe)
         engine.docker("build", "--quiet", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", context)
