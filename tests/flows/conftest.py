@@ -44,19 +44,19 @@ def with_server(private: Path, prefect_address: str, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def permit(private: Path, tmp_path: Path) -> Callable[[str], None]:
     """Return what an operator does to permit a head."""
-    signer = CryptoSigner.generate_ed25519()
-    key = tmp_path / "operator.pem"
-    key.write_bytes(signer.private_bytes)
-    key.chmod(0o600)
-    trust = private.parent / "trust"
-    trust.mkdir(parents=True, exist_ok=True)
-    public = signer.public_key.keyval["public"]
-    (trust / "people.toml").write_text(f'[people.olga]\nroles = ["operator"]\nkeys = ["{public}"]\n')
+    return lambda head: permitted_by_an_operator(head, tmp_path / "operator.pem", private.parent / "trust")
 
-    def permitted(head: str) -> None:
-        assert execute(["permit", head, "--key", str(key)]) == 0
 
-    return permitted
+def permitted_by_an_operator(head: str, key: Path, trust: Path) -> None:
+    """Sign the permission to run a head with the key of an operator, whom ``trust`` is told of first."""
+    if not key.exists():
+        signer = CryptoSigner.generate_ed25519()
+        key.write_bytes(signer.private_bytes)
+        key.chmod(0o600)
+        trust.mkdir(parents=True, exist_ok=True)
+        public = signer.public_key.keyval["public"]
+        (trust / "people.toml").write_text(f'[people.olga]\nroles = ["operator"]\nkeys = ["{public}"]\n')
+    assert execute(["permit", head, "--key", str(key)]) == 0
 
 
 @pytest.fixture

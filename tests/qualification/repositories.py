@@ -23,5 +23,5 @@ def commit_files(folder: Path, files: dict[str, str]) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     git(folder, "add", "--all")
-    git(folder, *IDENTITY, "commit", "--quiet", "--message", "change")
+    git(folder, *IDENTITY, "commit", "--quiet", "--allow-empty", "--message", "change")
     return git(folder, "rev-parse", "HEAD").decode().strip()
