@@ -6,10 +6,12 @@ as a whole. Original and projection are both blobs, and the projection names the
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
 import re
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +25,7 @@ LARGEST = 32 << 20
 """Bytes up to which a document is looked into; a larger one stays private as a whole."""
 PUBLIC_SUFFIX = ".public"
 
+_COMPRESSED = {".json.gz": "application/json", ".jsonl.gz": "application/jsonl", ".log.gz": "text/plain"}
 _TOKEN_FIELDS = frozenset(
     ("tokens", "token_ids", "input_ids", "targets", "labels", "prompt", "prompts", "completion", "completions", "text")
 )
@@ -51,7 +54,7 @@ def with_projection(store: BlobStore, artifact: Artifact) -> tuple[Artifact, ...
     if artifact.size > LARGEST:
         return (replace(artifact, private=True),)
     content = store.read(artifact.sha256)
-    public = sanitised(content, artifact.media_type)
+    public = sanitised(content, artifact.media_type, artifact.name)
     if public == content:
         return (artifact,)
     private = replace(artifact, private=True)
@@ -68,8 +71,14 @@ def with_projection(store: BlobStore, artifact: Artifact) -> tuple[Artifact, ...
     return private, projection
 
 
-def sanitised(content: bytes, media_type: str) -> bytes | None:
-    """Return a document's public form, the same bytes when nothing had to go, None when it cannot be looked into."""
+def sanitised(content: bytes, media_type: str, name: str = "") -> bytes | None:
+    """Return a document's public form, the same bytes when nothing had to go, None when it cannot be looked into.
+
+    A gzipped document is looked into when its name says what is inside, for example ``steps.json.gz``.
+    """
+    inner_type = _COMPRESSED.get("".join(Path(name).suffixes[-2:])) if media_type == "application/gzip" else None
+    if inner_type is not None:
+        return _sanitised_inside(content, inner_type)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -83,6 +92,20 @@ def sanitised(content: bytes, media_type: str) -> bytes | None:
     else:
         return None
     return clean.encode("utf-8", "surrogatepass")
+
+
+def _sanitised_inside(content: bytes, inner_type: str) -> bytes | None:
+    expander = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        inner = expander.decompress(content, LARGEST)
+    except zlib.error:
+        return None
+    if not expander.eof or expander.unused_data:  # larger than may be looked into, cut, or more than one member
+        return None
+    public = sanitised(inner, inner_type)
+    if public is None or public == inner:
+        return content if public == inner else None
+    return gzip.compress(public, mtime=0)
 
 
 def clean_text(text: str) -> str:

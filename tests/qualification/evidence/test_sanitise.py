@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import platform
 from hashlib import sha256
@@ -92,6 +93,27 @@ def test_what_cannot_be_looked_into_is_private_as_a_whole(tmp_path: Path, conten
     store = BlobStore(tmp_path)
     (only,) = with_projection(store, _artifact(store, content, media_type))
     assert only.private
+
+
+def test_a_compressed_document_is_looked_into_by_its_name() -> None:
+    clean = gzip.compress(b'{"events": [[1, 2]]}', mtime=0)
+    assert sanitised(clean, "application/gzip", "step-0001.trace.json.gz") == clean
+    assert sanitised(clean, "application/gzip", "step-0001.gz") is None
+    public = sanitised(gzip.compress(b'{"tokens": [4242]}'), "application/gzip", "a.json.gz")
+    assert public is not None
+    assert b"4242" not in gzip.decompress(public)
+
+
+@pytest.mark.parametrize("tail", [b"more", gzip.compress(b"hidden"), b"\0" * 9])
+def test_what_follows_a_compressed_document_keeps_it_private(tail: bytes) -> None:
+    content = gzip.compress(b"{}") + tail
+    assert sanitised(content, "application/gzip", "a.json.gz") is None
+    assert sanitised(content[:15], "application/gzip", "a.json.gz") is None
+
+
+def test_a_compressed_document_that_is_too_large_stays_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitise, "LARGEST", 1000)
+    assert sanitised(gzip.compress(bytes(2000)), "application/gzip", "a.log.gz") is None
 
 
 def test_lines_of_json_are_cleaned_one_by_one_and_broken_ones_as_text() -> None:
