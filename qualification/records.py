@@ -10,9 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
-Stamp = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
+_STAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z(?!\n)$"
+
+# "$" alone would also match before a newline at the end.
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+Commit = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}(?!\n)$")]
+Stamp = Annotated[str, msgspec.Meta(pattern=_STAMP)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Figure = int | str | None
 """A measured value: integer, decimal string, or None where it was not measured."""

@@ -15,7 +15,7 @@ from qualification.evidence import schema_files
 from qualification.evidence.canonical import canonical_bytes, sha256
 from qualification.evidence.findings import EXPLANATIONS, Code, Finding, InvalidEvidence
 from qualification.evidence.statements import Fact, PredicateType, read_statement, statement
-from qualification.records import Publication, Tombstone, TreeHead, Verdict
+from qualification.records import Commit, Publication, Sha256, Stamp, Tombstone, TreeHead, Verdict
 from tests import facts
 
 FACTS: dict[PredicateType, Fact] = {
@@ -121,6 +121,22 @@ def test_any_single_change_of_a_value_is_refused_or_read_as_the_change(data: st.
     fastjsonschema.compile(json.loads(schema_files.path(read.predicate_type).read_text()))(plain)
     original = read_statement(statement(FACTS[kind], facts.subject()))
     assert (read == original) == same
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Sha256, "a" * 64 + "\n"),
+        (Sha256, "A" * 64),
+        (Commit, "a" * 40 + "\n"),
+        (Stamp, facts.STAMP + "\n"),
+        (Stamp, facts.STAMP.replace("2", "٢")),
+        (Stamp, facts.STAMP.replace("Z", "+00:00")),
+    ],
+)
+def test_a_digest_commit_or_stamp_has_exactly_its_form(kind: object, value: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(value, kind)
 
 
 def test_no_record_holds_a_float() -> None:
