@@ -4,29 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from qualification.criteria.full_step import judge
-from qualification.criteria.observation import Observation, Replay, StampedEvent, understood
-from qualification.execution.capture import EventFile, Stamped
+from qualification.criteria.observation import Observation, Replay
 from qualification.figures import Unreadable
 from qualification.records import Criterion, Ground, Verdict
 from qualification.verdict import fold
+from tests.qualification.criteria.stamping import stamp
 
 GOOD = Replay(True, 1000, 2000, 500, 0, 0, ("forward/0", "caller", "backward/0", "after"))
-
-
-def _stamp(lines: list[str], folder: Path) -> tuple[StampedEvent, ...]:
-    """Stamp lines as the launcher does."""
-    file = EventFile(folder / "events.jsonl", 1 << 20)
-    for line in lines:
-        file.append(0, line.encode())
-    file.close()
-    rows = (folder / "events.jsonl").read_bytes().splitlines()
-    return understood(msgspec.json.decode(row, type=Stamped) for row in rows)
 
 
 def _lines() -> list[str]:
@@ -55,7 +44,7 @@ def good(tmp_path: Path) -> Observation:
         ground=Ground.REHEARSAL,
         exit_code=0,
         timed_out=False,
-        events=_stamp(_lines(), tmp_path),
+        events=stamp(_lines(), tmp_path),
         artifacts=_checkpoint(tmp_path),
         replays={f"step-{step:04d}": GOOD for step in range(18)} | {"close": replace(GOOD, allocated_after=0)},
     )
@@ -79,7 +68,7 @@ def test_a_loss_that_is_no_number_is_incomplete_and_nothing_else_is_lost(
 ) -> None:
     lines = _lines()
     lines[3] = '{"event":"loss","step":0,"value":' + value + "}"
-    observation = replace(good, events=_stamp(lines, tmp_path))
+    observation = replace(good, events=stamp(lines, tmp_path))
     wrong = [each for each in judge(observation) if each.verdict is not Verdict.PASSED]
     assert [(each.name, each.verdict) for each in wrong] == [("finite_losses", Verdict.INCOMPLETE)]
     assert "the loss in event 3" in (wrong[0].reason or "")
@@ -95,14 +84,14 @@ def test_a_loss_that_is_no_number_is_incomplete_and_nothing_else_is_lost(
 def test_a_missing_or_doubled_loss_is_incomplete(good: Observation, line: str, tmp_path: Path) -> None:
     lines = _lines()
     lines[3] = line
-    assert _criterion(replace(good, events=_stamp(lines, tmp_path)), "finite_losses").verdict is Verdict.INCOMPLETE
+    assert _criterion(replace(good, events=stamp(lines, tmp_path)), "finite_losses").verdict is Verdict.INCOMPLETE
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "null", '"12"', "true", "1.5"])
 def test_a_bound_that_is_no_number_is_incomplete(good: Observation, value: str, tmp_path: Path) -> None:
     lines = _lines()
     lines[4] = lines[4].replace('"bound_allocated": 1010', f'"bound_allocated": {value}')
-    found = _criterion(replace(good, events=_stamp(lines, tmp_path)), "allocated_above_bound")
+    found = _criterion(replace(good, events=stamp(lines, tmp_path)), "allocated_above_bound")
     assert found.verdict is Verdict.INCOMPLETE
     assert "bound_allocated of step-0001" in (found.reason or "")
 
@@ -110,7 +99,7 @@ def test_a_bound_that_is_no_number_is_incomplete(good: Observation, value: str, 
 def test_a_forecast_that_comes_after_its_step_fails(good: Observation, tmp_path: Path) -> None:
     lines = _lines()
     lines[1], lines[2] = lines[2], lines[1]
-    found = _criterion(replace(good, events=_stamp(lines, tmp_path)), "steps_without_forecast_before")
+    found = _criterion(replace(good, events=stamp(lines, tmp_path)), "steps_without_forecast_before")
     assert (found.verdict, found.measured) == (Verdict.FAILED, 1)
 
 
