@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
+from sqlalchemy.engine import URL
 
 from db import models, protections, views
 from db.engine import REVISIONS, open_for_reading, open_for_writing, reading, stored_revision, upgrade
@@ -126,6 +127,33 @@ def test_a_missing_trigger_or_view_is_found_by_name(workplace: Workplace) -> Non
             "view why_held",
             "trigger ledger_appends",
         ]
+
+
+_WEAK = "CREATE OR REPLACE FUNCTION qualify_refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize(
+    ("change", "places"),
+    [
+        ("ALTER TABLE ledger DISABLE TRIGGER ledger_appends", ["trigger ledger_appends"]),
+        ("ALTER TABLE ledger ENABLE REPLICA TRIGGER ledger_refuses_change", ["trigger ledger_refuses_change"]),
+        (_WEAK, ["trigger ledger_refuses_change", "trigger ledger_identity_refuses_change"]),
+        ("ALTER TABLE ledger DROP CONSTRAINT ledger_previous_hash_key", ["unique column ledger.previous_hash"]),
+        ("DROP VIEW run_overview", ["view run_overview"]),
+    ],
+)
+def test_a_protection_that_is_switched_off_on_the_server_is_found(
+    postgresql_url: URL, tmp_path: Path, change: str, places: list[str]
+) -> None:
+    workplace = Workplace(tmp_path / "home", tmp_path / "trust", postgresql_url)
+    workplace.trust.mkdir()
+    workplace.record(facts.receipt())
+    assert workplace.verify().verified
+    with workplace.engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    assert [finding.place for finding in workplace.verify().findings] == places
+    workplace.engine.dispose()
 
 
 def test_reading_does_not_import_alembic(sqlite_workplace: Workplace) -> None:
