@@ -21,7 +21,7 @@ from qualification.execution.supervision import Ending, Limits
 from qualification.execution.supervisor import TRUSTED
 from qualification.execution.worker import Job
 from qualification.figures import Unreadable
-from qualification.records import Artifact, Criterion, Ground, Lease, Verdict, WorkloadResult
+from qualification.records import Artifact, Basis, Criterion, Ground, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
 from qualification.workloads.recompute import replays
 
@@ -138,6 +138,10 @@ def judge(
         criteria = tuple(import_module(f"qualification.criteria.{name}").judge(observation))
     except Exception as error:  # a judge that stumbles over a worker's data has judged nothing
         return (), Verdict.INCOMPLETE, f"the criteria could not be computed: {type(error).__name__}: {error}"
+    if raw.problems:  # what was not kept cannot be judged again
+        criteria += (
+            Criterion(name="raw_data", verdict=Verdict.INCOMPLETE, basis=Basis.MEASURED, reason=raw.problems[0]),
+        )
     verdict = fold(criteria)
     return criteria, verdict, _reason(outcome.reason, observation, criteria, raw.problems, verdict)
 
