@@ -95,19 +95,34 @@ class Headroom:
 
         Never part of a retry. Finding out is charged like everything else. With an ``exchange`` any rank's need counts.
         """
-        owner, released = os.getpid(), None
-        with self._account.episode(owner) as episode:
-            self._account.refill(owner, self._refill.due())
-            need = needed() and self._device.reserved() > self._device.allocated()
-            if not need and exchange is None:
-                return False
-            balance = self._account.balance(owner, need)
-            permission = permit(exchange(balance) if exchange else balance, self._policy.release_per_million)
-            if permission.granted and not self.observe:
-                permission, released = self._released(permission)
-                episode.released = released is not None
-        self._tell(why, permission, released)
-        return released is not None
+        with self.releasing(why, needed, exchange) as released:
+            return released
+
+    @contextmanager
+    def releasing(self, why: str, needed: Callable[[], bool], exchange: Exchange | None = None) -> Iterator[bool]:
+        """Release as :meth:`release` does; what is done inside, such as planning anew, is charged to the episode."""
+        attempt: tuple[Permission, Released | None] | None = None
+        try:
+            with self._account.episode(os.getpid()) as episode:
+                attempt = self._attempt(needed, exchange)
+                episode.released = attempt is not None and attempt[1] is not None
+                yield episode.released
+        finally:
+            if attempt is not None:
+                self._tell(why, *attempt)
+
+    def _attempt(
+        self, needed: Callable[[], bool], exchange: Exchange | None
+    ) -> tuple[Permission, Released | None] | None:
+        """Return the permission and what was released; None when nobody asked for a release."""
+        owner = os.getpid()
+        self._account.refill(owner, self._refill.due())
+        need = needed() and self._device.reserved() > self._device.allocated()
+        if not need and exchange is None:
+            return None
+        balance = self._account.balance(owner, need)
+        permission = permit(exchange(balance) if exchange else balance, self._policy.release_per_million)
+        return self._released(permission) if permission.granted and not self.observe else (permission, None)
 
     def cap(self, reserve: int) -> None:
         """Keep PyTorch out of the claims and ``reserve`` bytes: cap it at what it holds plus what is free beyond."""

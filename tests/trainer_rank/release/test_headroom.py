@@ -174,6 +174,28 @@ def test_a_budget_denies_what_costs_too_much_and_the_record_says_so(bench: Calla
     assert second["cost_ns"] >= 10
 
 
+def test_planning_anew_is_charged_to_the_episode_of_its_release(bench: Callable[..., Bench]) -> None:
+    now = 0
+
+    def clock() -> int:
+        return now
+
+    found = bench("trigger-3-percent", clock=clock)
+    for released in (True, False):
+        found.fill(1 * MIB)
+        with found.headroom.releasing("refused", lambda: True) as done:
+            now += 7
+        assert done is released
+    first, second = found.of("release")
+    assert (first["charged_ns"], second["charged_ns"]) == (7, 7)
+    with_refill = 7 + first["refill_ns_per_segment"]
+    assert (second["cost_ns"], second["dearest_ns"], second["reason"]) == (with_refill, with_refill, Reason.OVER)
+    with pytest.raises(RuntimeError), found.headroom.releasing("refused", lambda: True):
+        now += 7
+        raise RuntimeError
+    assert found.of("release")[-1]["charged_ns"] == 7
+
+
 def test_refill_is_charged_segment_by_segment_up_to_what_was_returned(bench: Callable[..., Bench]) -> None:
     found = bench("unconditional")
     for size in (30, 40):
