@@ -268,6 +268,7 @@ class TrainerRank:
             self._current = None
             self._optimizers.clear()
             self._model.close()
+            self._device.drop_workspaces()
             self._device.empty_cache()
         return {
             "allocated": self._device.allocated(),

@@ -197,6 +197,10 @@ class CudaDevice:
         fraction = 1.0 if cap is None else min(1.0, cap / self.memory_info().total)
         torch.cuda.set_per_process_memory_fraction(fraction, self._index)
 
+    def drop_workspaces(self) -> None:
+        """Free cuBLAS's workspaces, which every handle that ran a product keeps in PyTorch's allocator."""
+        torch._C._cuda_clearCublasWorkspaces()
+
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
         torch.cuda.synchronize(self._index)

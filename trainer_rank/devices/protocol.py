@@ -105,6 +105,9 @@ class Device(Protocol):
     def empty_cache(self) -> int:
         """Return unused cached segments to the driver; the number of bytes returned."""
 
+    def drop_workspaces(self) -> None:
+        """Free what libraries keep in PyTorch's allocator between calls (cuBLAS); they take it again when used."""
+
     def synchronize(self) -> None:
         """Wait until the device has finished its work. Never called on the hot path."""
 

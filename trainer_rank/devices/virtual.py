@@ -203,6 +203,9 @@ class VirtualDevice:
             returned += freed if device is self else 0
         return returned
 
+    def drop_workspaces(self) -> None:
+        """Nothing to free: modelled libraries take their memory outside PyTorch's allocator."""
+
     def process_reserved(self) -> dict[str, int]:
         """Bytes that the allocator holds on every virtual device of this process, by name."""
         return {device.name: device.reserved() for _, device in sorted(_open.items())}

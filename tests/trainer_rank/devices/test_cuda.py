@@ -82,3 +82,15 @@ def test_an_out_of_memory_is_in_the_recording(cuda: CudaDevice) -> None:
     with cuda.record() as recording, pytest.raises(torch.OutOfMemoryError):
         torch.empty(cuda.memory_info().total + 20 * MIB, dtype=torch.uint8, device=cuda.torch_device)
     assert [event.action for event in recording.trace().events][-1] == "oom"
+
+
+@pytest.mark.gpu
+def test_workspaces_that_a_product_left_can_be_dropped() -> None:
+    device = CudaDevice(0)
+    rows = torch.randn(256, 256, device=device.torch_device)
+    before = device.allocated()
+    product = rows @ rows
+    del product
+    device.synchronize()
+    device.drop_workspaces()
+    assert device.allocated() <= before
