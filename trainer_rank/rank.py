@@ -165,6 +165,11 @@ class TrainerRank:
         self._require_open()
         return self._headroom.protected(COLLECTIVE, name)
 
+    def direct_forward(self) -> AbstractContextManager[None]:
+        """Protect a forward of the caller's own, without micro-batches, as those of this rank are."""
+        self._require_open()
+        return self._headroom.protected(FORWARD, "direct forward")
+
     def libraries_torn_down(self) -> None:
         """Keep free again what libraries took: their handles or communicators were destroyed and will be rebuilt."""
         self._headroom.torn_down()

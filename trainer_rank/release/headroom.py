@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from trainer_rank.devices.protocol import Device
 
 Exchange = Callable[[Balance], Balance]
+
+
+class _Reading(NamedTuple):
+    """Physically free bytes, and those outside PyTorch's allocator."""
+
+    free: int
+    outside: int
 
 
 class Headroom:
@@ -59,7 +66,7 @@ class Headroom:
 
     def claims(self) -> tuple[Term, ...]:
         """Return what libraries and collectives will still take."""
-        return self._libraries.due(self._outside()) if self._policy.claims_libraries else ()
+        return self._libraries.due(self._read().outside) if self._policy.claims_libraries else ()
 
     def torn_down(self) -> None:
         """Count on libraries taking again what they took: handles or communicators were destroyed."""
@@ -72,11 +79,12 @@ class Headroom:
     @contextmanager
     def protected(self, phase: str, name: str | None = None) -> Iterator[None]:
         """Run a phase in which libraries may take memory: make all claims good first, learn from it when it ends."""
-        if self._policy.hand_off is HandOff.COVERAGE:
-            self._cover(name or phase, 0)
-        before = self._outside()
+        if not self._policy.claims_libraries:
+            yield
+            return
+        before = self._cover(name or phase, 0)
         yield
-        self._libraries.ran(phase, before, self._outside())
+        self._libraries.ran(phase, before.outside, self._read().outside)
 
     def hand_off(self, growth: int | None, trains: bool) -> None:
         """Before outputs reach the caller: release the cache where the policy says so.
@@ -128,8 +136,9 @@ class Headroom:
         """Keep PyTorch out of the claims and ``reserve`` bytes: cap it at what it holds plus what is free beyond."""
         if not self._policy.claims_libraries or self._capped:
             return
-        due = reserve + _total(self.claims())
-        room = self._device.reserved() + self._device.memory_info().free - due
+        reading = self._read()
+        due = _due(self._libraries.due(reading.outside), reserve)
+        room = 0 if due is None else self._device.reserved() + reading.free - due
         self._callers_cap, self._capped = self._device.cap(), True
         if room > 0:
             self._device.set_cap(room if self._callers_cap is None else min(room, self._callers_cap))
@@ -140,21 +149,32 @@ class Headroom:
             self._capped = False
             self._device.set_cap(self._callers_cap)
 
-    def _cover(self, what: str, growth: int, exchange: Exchange | None = None) -> None:
+    def _cover(self, what: str, growth: int, exchange: Exchange | None = None) -> _Reading:
         """Release unless free memory covers the claims and ``growth``; report the claims and what is free then."""
-        claims = self.claims()
-        due, known = _total(claims) + growth, all(claim.size is not None for claim in claims)
-        self.release(what, lambda: not known or self._device.memory_info().free < due, exchange)
-        if due == growth and known:
-            return
-        self._announcer.event(
-            "headroom",
-            before=what,
-            free=self._device.memory_info().free,
-            due=due if known else None,
-            growth=growth,
-            claims=[asdict(claim) for claim in claims],
-        )
+        seen: list[tuple[_Reading, tuple[Term, ...]]] = []
+
+        def short() -> bool:
+            reading = self._read()
+            claims = self._libraries.due(reading.outside)
+            seen.append((reading, claims))
+            due = _due(claims, growth)
+            return due is None or reading.free < due
+
+        released = self.release(what, short, exchange)
+        reading, claims = seen[0]
+        if released:
+            reading = self._read()
+        due = _due(claims, growth)
+        if due != growth:
+            self._announcer.event(
+                "headroom",
+                before=what,
+                free=reading.free,
+                due=due,
+                growth=growth,
+                claims=[asdict(claim) for claim in claims],
+            )
+        return reading
 
     def _below_three_percent(self) -> bool:
         free, total = self._device.memory_info()
@@ -189,9 +209,9 @@ class Headroom:
             free=self._device.memory_info().free,
         )
 
-    def _outside(self) -> int:
-        memory = self._device.memory_info()
-        return memory.total - memory.free - self._device.reserved()
+    def _read(self) -> _Reading:
+        free, total = self._device.memory_info()
+        return _Reading(free, total - free - self._device.reserved())
 
 
 class _Refill:
@@ -238,5 +258,8 @@ def _has_peers() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def _total(claims: tuple[Term, ...]) -> int:
-    return sum(claim.size or 0 for claim in claims)
+def _due(claims: tuple[Term, ...], growth: int) -> int | None:
+    """Return the bytes that must be free, None when a claim is unknown."""
+    sizes = [claim.size for claim in claims]
+    known = [size for size in sizes if size is not None]
+    return sum(known) + growth if len(known) == len(sizes) else None
