@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
 from trainer_rank.admission.ladder import Plan, Retention
+from trainer_rank.hostheld import HostStore
 from trainer_rank.microbatch import RequestOutput
 from trainer_rank.models.protocol import ModelRuntime, PackedBatch, PackedOutputs
 from trainer_rank.packing import Subforward
@@ -93,6 +95,12 @@ class SubforwardRun:
         self._graph: PackedOutputs | None = None
         self._leaves: _Leaves | None = None
         self._random: RandomState | None = None
+        self._store = HostStore() if retention is Retention.HOST else None
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that its graph holds in host memory."""
+        return 0 if self._store is None else self._store.bytes
 
     def forward(self) -> None:
         """Compute the outputs; keeps the graph only when it is retained on the device."""
@@ -152,7 +160,8 @@ class SubforwardRun:
     def _compute(self, gradients: bool) -> PackedOutputs:
         key = self.subforward.key
         batch = pack(self.subforward, self._requests, self._model.device.torch_device)
-        with torch.set_grad_enabled(gradients):
+        hooks = self._store.hooks() if self._store is not None and gradients else nullcontext()
+        with torch.set_grad_enabled(gradients), hooks:
             return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
 
 
@@ -209,6 +218,11 @@ class PlanRun:
             self._stage(f"backward/subforward/{len(self._runs) - 1}")
             self._runs.pop().backward()
         self._stage("after")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that graphs hold in host memory now."""
+        return sum(run.host_bytes for run in self._runs)
 
     def drop(self) -> None:
         """Let go of outputs and graphs."""

@@ -44,11 +44,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What probes showed of one kind of pass: its tape, and its time as a line in packed tokens (nanoseconds)."""
+    """What probes showed of one kind of pass: its tape, its time as a line in packed tokens (nanoseconds).
+
+    ``host_per_token``: the most host memory that a probe's graph held, bytes per packed token.
+    """
 
     tape: Tape
     fixed_ns: int
     token_ns: int
+    host_per_token: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,21 +88,23 @@ class PlanForecaster:
     def demand(self, plan: Plan) -> Demand:
         """Replay the plan's tapes from the sample's snapshot."""
         passes: list[PlannedPass] = []
+        host = 0
         for number, subforward in enumerate(plan.subforwards):
             key = self._library.key(subforward, plan.retention)
             recorded = self._library.recorded.get(key)
             if recorded is None:
                 return self._unknown(f"subforward {number}: no probe of {key}")
             passes.append(PlannedPass(recorded.tape, self._library.features(subforward)))
+            host += recorded.host_per_token * subforward.packed_tokens
         found = forecast_plan(passes, turns(plan), self._sample.snapshot)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
-        return self._weighed(found, sum(each.logical_tokens for each in plan.subforwards))
+        return self._weighed(found, sum(each.logical_tokens for each in plan.subforwards), host)
 
     def _unknown(self, *uncovered: str) -> Demand:
         return Demand(self._sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)
 
-    def _weighed(self, found: Forecast, tokens: int) -> Demand:
+    def _weighed(self, found: Forecast, tokens: int, host: int) -> Demand:
         expected, bound, memory = found.expected, found.bound, self._sample.memory
         assert expected is not None and bound is not None
         allocated, reserved = self._sample.snapshot.allocated, self._sample.snapshot.reserved
@@ -115,6 +121,7 @@ class PlanForecaster:
             bound_reserved=bound.reserved + caller,
             bound_device_used=memory.total - memory.free + required,
             peak_stage=found.stage,
+            host=host,
             terms=(
                 Term("retained graphs", max(0, retained - allocated), Status.FITTED, "probes on this device"),
                 Term("working set", max(0, expected.allocated - retained), Status.FITTED, "probes on this device"),

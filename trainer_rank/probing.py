@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Demand
 from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.allocator.trace import Trace
@@ -32,6 +33,9 @@ from trainer_rank.randomness import untouched
 from trainer_rank.requests import Request, RequestShape
 from trainer_rank.tapes import fit
 
+Lengths = tuple[int, ...]
+LEAST_PROBES = 3
+"""Two to fit a line, one to check it."""
 _SEED = 7
 
 
@@ -39,6 +43,7 @@ class _Probe(NamedTuple):
     plan: Plan
     trace: Trace
     nanoseconds: int
+    host_bytes: int
 
 
 class Probes:
@@ -59,25 +64,29 @@ class Probes:
         """Return a forecaster that sees the device as it was in ``sample``."""
         return PlanForecaster(self._library(self._recorded), self._policy, sample)
 
-    def missing(self, keys: Iterable[GroupKey]) -> dict[PassKey, GroupKey]:
+    def missing(self, keys: Iterable[GroupKey], retentions: Iterable[Retention]) -> dict[PassKey, GroupKey]:
         """Return every kind of pass that groups with these keys may need and that was not recorded yet."""
-        needed = {
-            self._key(Subforward(key, ()), retention): key
-            for key in sorted(keys)
-            for retention in self._retentions(key)
-        }
+        needed = {self._key(Subforward(key, ()), kept): key for key in sorted(keys) for kept in retentions}
         return {pass_key: key for pass_key, key in needed.items() if pass_key not in self._recorded}
 
-    def prepare(self, missing: Mapping[PassKey, GroupKey]) -> None:
-        """Record these kinds of pass. What the probes left in the cache is returned to the driver."""
-        for pass_key, key in missing.items():
-            self._recorded[pass_key] = self._record(key, pass_key)
-        self._model.device.empty_cache()
+    def affordable(self, keys: Iterable[GroupKey], budget: Budget, sample: Sample) -> list[Lengths]:
+        """Return the probe shapes that fit now: those that keep their graph on the device take the most."""
+        forecaster, kinds, available = self.forecaster(sample), list(keys), budget.available
 
-    def _retentions(self, key: GroupKey) -> Iterator[Retention]:
-        yield Retention.DEVICE
-        if key.gradients and "rerun" in self._policy.ladder:
-            yield Retention.RERUN
+        def fits(key: GroupKey, lengths: Lengths) -> bool:
+            required = forecaster.demand(self._plan(key, Retention.DEVICE, lengths)).required
+            return available is not None and required is not None and required <= available
+
+        return [lengths for lengths in self._policy.probe_lengths if all(fits(key, lengths) for key in kinds)]
+
+    def prepare(self, missing: Mapping[PassKey, GroupKey], shapes: Sequence[Lengths] | None = None) -> None:
+        """Record these kinds of pass at the policy's shapes, or at some of them; three are needed.
+
+        What the probes left in the cache is returned to the driver.
+        """
+        for pass_key, key in missing.items():
+            self._recorded[pass_key] = self._record(key, pass_key, shapes or self._policy.probe_lengths)
+        self._model.device.empty_cache()
 
     def _key(self, subforward: Subforward, retention: Retention) -> PassKey:
         key = subforward.key
@@ -96,9 +105,9 @@ class Probes:
     def _library(self, recorded: Mapping[PassKey, Recorded]) -> Library:
         return Library(recorded, self._key, self._features)
 
-    def _record(self, key: GroupKey, pass_key: PassKey) -> Recorded:
+    def _record(self, key: GroupKey, pass_key: PassKey, shapes: Sequence[Lengths]) -> Recorded:
         with untouched(self._model.device.torch_device), self._kept_gradients(key.slot):
-            probes = [self._run(key, pass_key.retention, lengths) for lengths in self._policy.probe_lengths]
+            probes = [self._run(key, pass_key.retention, lengths) for lengths in shapes]
         checking = probes[-1]
         seen = self._fitted(probes[:-1])
         demand = self._forecast(pass_key, seen, checking)
@@ -115,31 +124,36 @@ class Probes:
         return recorded
 
     def _run(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> _Probe:
-        shapes = tuple(RequestShape(index, each, *key[:2], hidden=key.hidden) for index, each in enumerate(lengths))
-        plan = Plan("probe", (Subforward(key, shapes),), retention)
-        requests = {shape.index: self._request(shape) for shape in shapes}
+        plan = self._plan(key, retention, lengths)
+        requests = {shape.index: self._request(shape) for shape in plan.subforwards[0].requests}
         device = self._model.device
-        taken: list[int] = []
+        taken: list[tuple[int, int]] = []
 
         def run(recording: Recording) -> None:
             begun = perf_counter_ns()
-            self._pass(plan, requests, recording.mark)
+            held = self._pass(plan, requests, recording.mark)
             device.synchronize()
-            taken.append(perf_counter_ns() - begun)
+            taken.append((perf_counter_ns() - begun, held))
 
         steady = record_steady(device, run)
-        nanoseconds = taken[-1]
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
         trace = steady.trace
         trace = replace(trace, features=features, marks=in_phases(trace.marks), source=f"probe {list(lengths)}")
-        return _Probe(plan, trace, nanoseconds)
+        return _Probe(plan, trace, *taken[-1])
 
-    def _pass(self, plan: Plan, requests: Mapping[int, Request], stage: Callable[[str], None]) -> None:
+    def _plan(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> Plan:
+        shapes = tuple(RequestShape(index, each, *key[:2], hidden=key.hidden) for index, each in enumerate(lengths))
+        return Plan("probe", (Subforward(key, shapes),), retention)
+
+    def _pass(self, plan: Plan, requests: Mapping[int, Request], stage: Callable[[str], None]) -> int:
+        """Run a pass to its end; returns the bytes that its graph held in host memory."""
         run = PlanRun(self._model, plan, requests, stage)
         with self._model.device.activate():
             run.forward()
+            held = run.host_bytes
             if plan.subforwards[0].key.gradients:
                 run.backward(_loss(run.outputs.values()))
+        return held
 
     def _request(self, shape: RequestShape) -> Request:
         vocabulary = self._model.geometry.vocabulary
@@ -162,7 +176,8 @@ class Probes:
         tokens = [sum(each.plan.packed_tokens) for each in probes]
         low, high = (pick(zip(tokens, (each.nanoseconds for each in probes), strict=True)) for pick in (min, max))
         slope = max(0, high[1] - low[1]) // max(1, high[0] - low[0])
-        return Recorded(fit([each.trace for each in probes]), max(0, low[1] - slope * low[0]), slope)
+        held = max(-(-each.host_bytes // size) for each, size in zip(probes, tokens, strict=True))
+        return Recorded(fit([each.trace for each in probes]), max(0, low[1] - slope * low[0]), slope, held)
 
     def _forecast(self, key: PassKey, recorded: Recorded, probe: _Probe) -> Demand:
         free, total = probe.trace.memory_info or (0, 0)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer_rank.admission.budget import Budget, Status, Term
-from trainer_rank.admission.ladder import ladder
+from trainer_rank.admission.ladder import Retention, Rung, ladder
 from trainer_rank.admission.planner import Choice, Unit, choose, consider, unforecast
 from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.forecasting import Sample
+from trainer_rank.hostheld import available_host_memory
 from trainer_rank.packing import GroupKey
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
-from trainer_rank.probing import Probes
+from trainer_rank.probing import LEAST_PROBES, Lengths, Probes
 from trainer_rank.release.caches import without_unused
 from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD
@@ -34,6 +36,7 @@ class Sampler:
         self._device = device
         self._policy = policy
         self._rungs = ladder(policy.ladder)
+        self._near = tuple(rung for rung in self._rungs if rung.retention is Retention.DEVICE) or self._rungs
         self._probes = probes
         self._headroom = headroom
         self._agreement = agreement
@@ -45,20 +48,18 @@ class Sampler:
     ) -> Choice:
         """Decide how the next micro-batch runs; ``optimizer_bytes`` is the state that its step will create.
 
-        Kinds of pass that were never recorded are probed first. When nothing fits, the policy may release the cache,
-        once, and the decision is made again from a new sample.
+        Kinds of pass that were never recorded are probed first, those that keep graphs elsewhere only when no other
+        plan fits. When nothing fits, the policy may release the cache, once, and decides again from a new sample.
         """
         if not self._policy.forecasts:
             return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
-        if missing := self._probes.missing(keys):
-            with self._headroom.protected(BACKWARD, "probes"):
-                self._probes.prepare(missing)
+        self._record(keys, self._near)
         self._prefixes = prefixes
         if self._agreement is None:
-            return self._alone(pending, optimizer_bytes, oversize)
+            return self._alone(pending, keys, optimizer_bytes, oversize)
         return self._agreement.decide(
-            lambda: self._alone(pending, optimizer_bytes, oversize),
+            lambda: self._alone(pending, keys, optimizer_bytes, oversize),
             lambda proposal: self._review(pending, optimizer_bytes, oversize, proposal),
             oversize=oversize,
         )
@@ -70,15 +71,38 @@ class Sampler:
             pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize, prefixes=self._prefixes
         )
 
-    def _alone(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool) -> Choice:
+    def _record(
+        self, keys: Collection[GroupKey], rungs: Sequence[Rung], shapes: Sequence[Lengths] | None = None
+    ) -> bool:
+        """Record the kinds of pass that these rungs make of groups with these keys; says whether any was missing."""
+        missing = self._probes.missing(keys, dict.fromkeys(rung.retention for rung in rungs))
+        if missing:
+            with self._headroom.protected(BACKWARD, "probes"):
+                self._probes.prepare(missing, shapes)
+        return bool(missing)
+
+    def _record_far(self, keys: Collection[GroupKey], budget: Budget, sample: Sample) -> bool:
+        """Record what keeps graphs elsewhere, at the shapes that fit now."""
+        shapes = self._probes.affordable(keys, budget, sample)
+        return len(shapes) >= LEAST_PROBES and self._record(keys, self._rungs, shapes)
+
+    def _alone(
+        self, pending: Sequence[Unit], keys: Collection[GroupKey], optimizer_bytes: int, oversize: bool
+    ) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
-        choice = self._decide(pending, budget, sample)
+        choice = self._decide(pending, budget, sample, self._near)
+        if choice.plan is None and self._record_far(keys, budget, sample):
+            budget, sample = self._budget(optimizer_bytes)
+        if choice.plan is None:
+            choice = self._decide(pending, budget, sample, self._rungs)
         if choice.plan is not None:
             return choice
-        if self._policy.release_on_refusal:
-            self._headroom.release(choice.decision.reason, lambda: self._helps(pending, budget, sample))
+        if not self._policy.release_on_refusal:
+            return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
+        helps = partial(self._helps, pending, budget, sample)
+        with self._headroom.releasing(choice.decision.reason, helps):
             budget, sample = self._budget(optimizer_bytes)
-        return self._decide(pending, budget, sample, oversize=oversize, last=True)
+            return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
 
     def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample) -> bool:
         """Say whether the smallest plan would be admitted after a release; policies without claims just try."""
@@ -87,15 +111,22 @@ class Sampler:
         left = without_unused(sample.snapshot)
         free = budget.free + sample.snapshot.reserved - left.reserved
         after = Sample(sample.ordinal, sample.memory._replace(free=free), left)
-        return self._decide(pending, replace(budget, free=free), after).plan is not None
+        return self._decide(pending, replace(budget, free=free), after, self._rungs).plan is not None
 
     def _decide(
-        self, pending: Sequence[Unit], budget: Budget, sample: Sample, *, oversize: bool = False, last: bool = False
+        self,
+        pending: Sequence[Unit],
+        budget: Budget,
+        sample: Sample,
+        rungs: Sequence[Rung],
+        *,
+        oversize: bool = False,
+        last: bool = False,
     ) -> Choice:
         forecaster, by_cost = self._probes.forecaster(sample), self._agreement is None
         return choose(
             pending,
-            self._rungs,
+            rungs,
             forecaster,
             budget,
             oversize=oversize,
@@ -115,4 +146,6 @@ class Sampler:
             size = optimizer_bytes + LARGE_SEGMENT + SMALL_SEGMENT
             claims.append(Term("optimizer state", size, Status.BOUNDED, "adapter shapes and a segment of each pool"))
         sample = Sample(self._samples, memory, self._device.snapshot())
-        return Budget(self._samples, memory.free, memory.total, tuple(claims)), sample
+        host = available_host_memory() if "host-held" in self._policy.ladder else None
+        share = None if host is None else host * self._policy.host_per_million // 1_000_000
+        return Budget(self._samples, memory.free, memory.total, tuple(claims), share), sample

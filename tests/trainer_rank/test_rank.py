@@ -140,12 +140,12 @@ def test_probing_leaves_no_trace_in_weights_gradients_generators_or_optimizer(be
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_rerun_equals_whole_bit_for_bit_and_leaves_the_same_random_state(
+def test_every_rung_equals_whole_bit_for_bit_and_leaves_the_same_random_state(
     bench: Callable[..., _Bench], dropout: float
 ) -> None:
     requests = _requests([30, 5, 61, 17], slots=("policy", "adversary"))
     seen = set()
-    for ladder in (("whole",), ("rerun",)):
+    for ladder in (("whole",), ("host-held",), ("rerun",)):
         found = bench(dropout=dropout, ladder=ladder)
         torch.manual_seed(4)
         outputs = found.train(requests)
@@ -156,24 +156,26 @@ def test_rerun_equals_whole_bit_for_bit_and_leaves_the_same_random_state(
     assert len(seen) == 1
 
 
-def test_rerun_keeps_one_graph_at_a_time(bench: Callable[..., _Bench]) -> None:
+def test_host_held_and_rerun_keep_no_graphs_on_the_device(bench: Callable[..., _Bench]) -> None:
     lengths = [40] * 5
     peaks = {}
-    for ladder in (("whole",), ("split",), ("rerun",)):
+    for ladder in (("whole",), ("split",), ("host-held",), ("rerun",)):
         found = bench(ladder=ladder, room=1 << 31)
-        found.rank._sampler._rungs = tuple(_Finest(rung) for rung in found.rank._sampler._rungs)
+        found.rank._sampler._near = found.rank._sampler._rungs = tuple(
+            _Finest(rung) for rung in found.rank._sampler._rungs
+        )
         found.train(_requests(lengths))
         peaks[ladder[0]] = found.of("observed")[0]["peak_allocated"]
         forecast = found.of("forecast")[0]
         assert abs(forecast["peak_allocated"] - peaks[ladder[0]]) < 0.01 * peaks[ladder[0]]
-    assert peaks["rerun"] < peaks["split"] < peaks["whole"]
+    assert max(peaks["rerun"], peaks["host-held"]) < peaks["split"] < peaks["whole"]
 
 
 class _Finest:
     """The last plan of a rung alone."""
 
     def __init__(self, rung: Any) -> None:
-        self.rung, self.name = rung, rung.name
+        self.rung, self.name, self.retention = rung, rung.name, rung.retention
 
     def plans(self, groups: Any) -> Iterator[Any]:
         yield list(self.rung.plans(groups))[-1]
@@ -304,3 +306,17 @@ def test_a_failing_observer_changes_nothing(bench: Callable[..., _Bench]) -> Non
     assert all(torch.equal(*pair) for pair in zip(quiet.train(requests), loud.train(requests), strict=True))
     assert quiet.gradients() == loud.gradients()
     assert loud.rank.close()["observer_failures"] > 0
+
+
+def test_passes_that_keep_graphs_elsewhere_are_probed_only_when_needed(bench: Callable[..., _Bench]) -> None:
+    ladder = ("whole", "split", "host-held", "rerun")
+    roomy, tight = bench(ladder=ladder, **WIDE), bench(ladder=ladder, room=51 << 20, **WIDE)
+    requests = _requests([300] * 12)
+    roomy.train(requests)
+    assert {event["retention"] for event in roomy.of("probe")} == {"device"}
+    outputs = tight.train(requests)
+    assert len(outputs) == 12
+    assert tight.of("forecast")[0]["rung"] in ("host-held", "rerun")
+    assert [event["retention"] for event in tight.of("probe")] == ["device", "host", "rerun"]
+    assert len(tight.of("probe")[1]["lengths"]) == 3, "the widest probe would not have fitted"
+    assert tight.device.out_of_memory_count() == 0

@@ -37,13 +37,15 @@ class Term:
 class Budget:
     """One sample of the card: physically free and total bytes, and the claims on them.
 
-    ``sample`` is the ordinal of the memory sample; a decision uses only forecasts made from the same one.
+    ``sample`` is the ordinal of the memory sample; a decision uses only forecasts made from the same one. ``host``:
+    bytes of host memory that plans may take; None when that is not known, and then they may take none.
     """
 
     sample: int
     free: int
     total: int
     claims: tuple[Term, ...] = ()
+    host: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.free <= self.total:

@@ -33,7 +33,7 @@ class Demand:
     """What one candidate will take, forecast from memory sample ``sample``. All sizes in bytes, None where unknown.
 
     ``required`` bounds the driver memory that the plan takes beyond what is reserved now; it is the figure that is
-    compared with the budget. ``terms`` name what makes it up.
+    compared with the budget. ``terms`` name what makes it up. ``host`` bounds the host memory that the plan takes.
     """
 
     sample: int
@@ -47,6 +47,7 @@ class Demand:
     peak_stage: str | None = None
     terms: tuple[Term, ...] = ()
     uncovered: tuple[str, ...] = ()
+    host: int = 0
 
     @property
     def known(self) -> bool:
@@ -100,8 +101,9 @@ def decide(
     if available is None:
         unknown = next(claim for claim in budget.claims if claim.size is None)
         return _unplaced(Outcome.UNKNOWN, budget, None, unknown, f"claim {unknown.name} has no known size")
+    host = budget.host or 0
     for candidate, demand in pairs:
-        if demand.known and demand.required is not None and demand.required <= available:
+        if _fits(demand, available, host):
             return Decision(
                 Outcome.ADMITTED, budget.sample, candidate.ordinal, candidate.rung, demand.required, available,
                 None, _largest(demand.terms), f"{candidate.rung} fits",
@@ -110,8 +112,8 @@ def decide(
     if unknown_stages:
         named = ", ".join(dict.fromkeys(unknown_stages))
         return _unplaced(Outcome.UNKNOWN, budget, None, None, f"no tape covers {named}")
-    excesses = [((demand.required or 0) - available, index) for index, (_, demand) in enumerate(pairs)]
-    excess, index = min(excesses)
+    excesses = [max((demand.required or 0) - available, demand.host - host) for _, demand in pairs]
+    excess, index = min(zip(excesses, range(len(pairs)), strict=True))
     candidate, demand = pairs[index]
     largest = _largest((*demand.terms, *budget.claims))
     if not oversize:
@@ -122,6 +124,10 @@ def decide(
         Outcome.ADMITTED_OVERSIZED, budget.sample, candidate.ordinal, candidate.rung, demand.required, available,
         excess, largest, f"{candidate.rung} exceeds the budget by {excess} B and the caller allows oversize",
     )  # fmt: skip
+
+
+def _fits(demand: Demand, available: int, host: int) -> bool:
+    return demand.known and demand.required is not None and demand.required <= available and demand.host <= host
 
 
 def _check(forecasts: Sequence[Demand], budget: Budget, candidates: Sequence[Candidate]) -> None:

@@ -15,6 +15,7 @@ class Retention(StrEnum):
     """What keeps a subforward's graph from its forward to its backward."""
 
     DEVICE = "device"
+    HOST = "host"
     RERUN = "rerun"
 
 
@@ -44,6 +45,10 @@ class Rung(Protocol):
     def name(self) -> str:
         """Its name in policies, decisions and reports."""
 
+    @property
+    def retention(self) -> Retention:
+        """What keeps the graphs of its plans."""
+
     def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
         """Yield the ways this rung can run the slot groups, the cheapest first; each does all of the work."""
 
@@ -52,6 +57,7 @@ class Whole:
     """One subforward per slot group."""
 
     name = "whole"
+    retention = Retention.DEVICE
 
     def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
         """Yield the undivided plan."""
@@ -62,6 +68,7 @@ class Split:
     """Balanced, slot-aware cuts: the working set shrinks, every graph stays on the device until backward."""
 
     name = "split"
+    retention = Retention.DEVICE
 
     def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
         """Yield ever finer cuts."""
@@ -69,21 +76,36 @@ class Split:
             yield Plan(self.name, parts)
 
 
+class HostHeld:
+    """What graphs save waits in host memory: only one subforward's working set is on the device at a time."""
+
+    name = "host-held"
+    retention = Retention.HOST
+
+    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
+        """Yield the undivided plan and ever finer cuts, as long as there is a graph to hold."""
+        yield from _graphs_elsewhere(self.name, groups, self.retention)
+
+
 class Rerun:
     """Outputs first, without graph; at backward each subforward runs again, so that one graph lives at a time."""
 
     name = "rerun"
+    retention = Retention.RERUN
 
     def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
         """Yield the undivided plan and ever finer cuts, as long as there is a graph to save."""
-        if not any(group.key.gradients for group in groups):
-            return
-        for parts in ((tuple(groups),), cuts(groups)):
-            for subforwards in parts:
-                yield Plan(self.name, subforwards, Retention.RERUN)
+        yield from _graphs_elsewhere(self.name, groups, self.retention)
 
 
-LADDER: tuple[Rung, ...] = (Whole(), Split(), Rerun())
+def _graphs_elsewhere(name: str, groups: Sequence[Subforward], retention: Retention) -> Iterator[Plan]:
+    if any(group.key.gradients for group in groups):
+        for subforwards in ((tuple(groups),), cuts(groups)):
+            for parts in subforwards:
+                yield Plan(name, parts, retention)
+
+
+LADDER: tuple[Rung, ...] = (Whole(), Split(), HostHeld(), Rerun())
 """Every rung, in order of what it costs in time."""
 
 

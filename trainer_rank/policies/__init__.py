@@ -35,7 +35,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Policy:
     """A policy document: its name, the SHA-256 of its bytes, and its settings (bytes, tokens, shares per million).
 
-    ``forecasts``: admit by recorded tapes; otherwise one group at a time, whole and unseen. ``claims_libraries``: keep
+    ``forecasts``: admit by recorded tapes; otherwise one group at a time, whole and unseen. ``host_per_million``: how
+    much of the available host memory graphs may be held in. ``claims_libraries``: keep
     free what libraries will take. ``release_on_refusal``: release the cache when nothing fits, and plan again.
     ``release_per_million``: how much of the forward work releases may cost, None without limit.
     """
@@ -46,6 +47,7 @@ class Policy:
     ladder: tuple[str, ...]
     reserve_bytes: int
     caller_bytes_per_token: int
+    host_per_million: int
     claims_libraries: bool
     collective_claim_bytes: int
     hand_off: HandOff
@@ -84,6 +86,7 @@ def parse_policy(document: bytes) -> Policy:
         ladder=tuple(str(rung) for rung in settings.take("admission.ladder", list)),
         reserve_bytes=settings.count("admission.reserve_bytes"),
         caller_bytes_per_token=settings.count("admission.caller_bytes_per_token"),
+        host_per_million=settings.count("admission.host_per_million"),
         claims_libraries=settings.take("admission.claims_libraries", bool),
         collective_claim_bytes=settings.count("admission.collective_claim_bytes"),
         hand_off=settings.choice("release.hand_off", HandOff),

@@ -88,7 +88,7 @@ def _term(row: Mapping[str, Any]) -> Term:
 
 
 def _budget(row: Mapping[str, Any]) -> Budget:
-    return Budget(row["sample"], row["free"], row["total"], tuple(_term(each) for each in row["claims"]))
+    return Budget(row["sample"], row["free"], row["total"], tuple(_term(each) for each in row["claims"]), row["host"])
 
 
 def _demand(row: Mapping[str, Any]) -> Demand:

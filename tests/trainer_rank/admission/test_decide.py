@@ -136,3 +136,13 @@ def test_unknown_is_never_zero() -> None:
         Term("library", -1, Status.MEASURED, "nobody")
     with pytest.raises(InvalidInputError, match="cannot be"):
         Budget(0, 11, 10)
+
+
+def test_host_memory_is_a_budget_of_its_own() -> None:
+    held = replace(_demand(50), host=1000)
+    for host, expected in ((1000, Outcome.ADMITTED), (999, Outcome.REFUSED), (None, Outcome.REFUSED)):
+        decision = decide([held], replace(_budget(100), host=host), _candidates(1))
+        assert decision.outcome is expected
+    refused = decide([held], replace(_budget(100), host=990), _candidates(1))
+    assert "exceeds the budget by 10 B" in refused.reason
+    assert decide([held, _demand(60)], _budget(100), _candidates(2)).selected == 1

@@ -116,5 +116,7 @@ def test_few_forecasts_decide_among_many_requests() -> None:
 
 
 def test_an_unknown_rung_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="rung 'shrink' does not exist; choose of whole, split, rerun"):
+    with pytest.raises(
+        UnsupportedError, match="rung 'shrink' does not exist; choose of whole, split, host-held, rerun"
+    ):
         ladder(["whole", "shrink"])
