@@ -42,6 +42,7 @@ from qualification.providers.choose import provider_for
 from qualification.providers.protocol import Provider
 from qualification.records import Ground, Receipt, Verdict, WorkloadResult
 from qualification.rules import RulesDocument
+from qualification.workloads import devices_needed
 from qualification.worktree import create_worktree, retire_worktree
 
 WORKTREES = "worktrees"
@@ -161,11 +162,12 @@ def _lease(
     assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
 ) -> HeldLeases:
     recovery = recovery_with(recorder, reader)
+    count = devices_needed(assignment.workloads)
     request = LeaseRequest(
         run=assignment.run,
         attempt=assignment.attempt,
-        candidates=_candidates(assignment.ground, reader),
-        count=1,
+        candidates=_candidates(assignment.ground, reader, count),
+        count=count,
         folder=str(attempt_folder(assignment)),
         host=host(),
         holder=myself(),
@@ -180,7 +182,7 @@ def _lease(
     )
 
 
-def _candidates(ground: Ground, reader: GpuReader) -> tuple[str, ...]:
+def _candidates(ground: Ground, reader: GpuReader, count: int) -> tuple[str, ...]:
     inventory = take_inventory(reader)
     if ground is Ground.REHEARSAL:
         return inventory.virtual
@@ -191,6 +193,8 @@ def _candidates(ground: Ground, reader: GpuReader) -> tuple[str, ...]:
         raise RefusedError(
             f"no GPU for ground native: {inventory.unreadable or 'NVML lists none'}; nothing was started"
         )
+    if len(gpus) < count:
+        raise RefusedError(f"{count} GPUs are needed at once and there are {len(gpus)}; nothing was started")
     return gpus
 
 

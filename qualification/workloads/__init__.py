@@ -1,0 +1,12 @@
+"""Workloads: what is executed to qualify a policy, one module each; only the worker imports those modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_DEVICES = {"device_release": 2}
+
+
+def devices_needed(workloads: Iterable[str]) -> int:
+    """Return how many devices must be leased at once to run these workloads one after another."""
+    return max((_DEVICES.get(name, 1) for name in workloads), default=1)
