@@ -16,9 +16,10 @@ from qualification.errors import QualificationError
 from qualification.evidence.authentic import Authentic, authenticate
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.canonical import sha256
-from qualification.evidence.chain import Entry, link
+from qualification.evidence.chain import Entry, genesis_hash, link
 from qualification.evidence.head_sinks import publish
 from qualification.evidence.heads import TreeHeads, next_head
+from qualification.evidence.signing import utc_now
 from qualification.evidence.trust import Trust
 from qualification.records import Tombstone, TreeHead, WorkloadResult
 
@@ -43,7 +44,13 @@ class Ledger:
             size = connection.execute(select(func.count()).select_from(models.ledger)).scalar_one()
         self.heads = TreeHeads(trust_folder, self.identity)
         if size == 0:
-            self.sign_head()
+            self._sign_first_head()
+
+    def _sign_first_head(self) -> None:
+        """Sign the head of size 0, whatever other processes append meanwhile: it holds for the ledger in any case."""
+        root = genesis_hash(self.identity)
+        head = TreeHead(ledger=self.identity, size=0, root=root, signed_at=utc_now())
+        self.heads.write(head, self._signer, self.trust)
 
     def append(self, envelope: bytes) -> Entry:
         """Record one envelope durably and return its entry."""

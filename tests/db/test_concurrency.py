@@ -21,7 +21,7 @@ from db.engine import open_for_reading, reading
 from tests.databases import Workplace
 
 WRITERS = 8
-APPENDS = int(os.environ.get("QUALIFY_TEST_APPENDS", "12"))
+APPENDS = int(os.environ.get("QUALIFY_TEST_APPENDS", "6"))
 PROGRAM = Path(__file__).with_name("writer.py")
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db import models
 from db.engine import reading, writing
-from db.ledger import RecordingError
+from db.ledger import Ledger, RecordingError
 from qualification.evidence.chain import entry_hash, genesis_hash
 from qualification.evidence.findings import Code, InvalidEvidence
 from qualification.evidence.signing import sign
@@ -146,3 +146,21 @@ def _receipt_row(sequence: int) -> dict[str, object]:
         "recovered": False,
         "taken_at": facts.STAMP,
     }
+
+
+def test_a_first_entry_by_someone_else_while_a_new_ledger_is_opened_is_no_alarm(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_first_head = Ledger._sign_first_head
+
+    def after_someone_else(ledger: Ledger) -> None:
+        monkeypatch.setattr(Ledger, "_sign_first_head", sign_first_head)
+        workplace.record(facts.receipt("someone else"))
+        for path in ledger.heads.folder.iterdir():
+            path.unlink()
+        sign_first_head(ledger)
+
+    monkeypatch.setattr(Ledger, "_sign_first_head", after_someone_else)
+    opened = Ledger(workplace.engine, workplace.store, workplace.trust, workplace.signer)
+    assert opened.sign_head().size == 1
+    assert workplace.verify().verified

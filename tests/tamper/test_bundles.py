@@ -29,7 +29,7 @@ from tests.tamper.judges import TOOL, ours, theirs
 from tests.tamper.site import Site, fill
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
-FLIPS = int(os.environ.get("QUALIFY_TEST_FLIPS", "300"))
+FLIPS = int(os.environ.get("QUALIFY_TEST_FLIPS", "150"))
 
 
 @pytest.fixture(scope="module")

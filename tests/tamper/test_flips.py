@@ -24,7 +24,7 @@ from tests import facts
 from tests.databases import Workplace
 from tests.tamper.site import Site, fill
 
-FLIPS = int(os.environ.get("QUALIFY_TEST_FLIPS", "120"))
+FLIPS = int(os.environ.get("QUALIFY_TEST_FLIPS", "80"))
 LEDGERS = int(os.environ.get("QUALIFY_TEST_LEDGERS", "6"))
 TABLES = (models.identity, models.ledger, *models.PROJECTIONS)
 SEED = 7
