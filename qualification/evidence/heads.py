@@ -65,6 +65,8 @@ class TreeHeads:
             try:
                 signed = self._read_one(path, trust)
                 good[signed.head.size] = signed
+            except FileNotFoundError:  # an old head that another process let go meanwhile
+                continue
             except InvalidEvidence as error:
                 text = f"{error.text} [{error.code}]"
                 findings.append(Finding(code=Code.TREE_HEAD, place=f"tree head {path.name}", text=text))
@@ -99,6 +101,8 @@ class TreeHeads:
             raise InvalidEvidence(Code.TREE_HEAD, "is not named as a tree head's file")
         try:
             envelope = path.read_bytes()
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise InvalidEvidence(Code.TREE_HEAD, f"cannot be read ({error.strerror})") from None
         fact = authenticate(envelope, trust).read.fact

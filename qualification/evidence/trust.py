@@ -113,8 +113,11 @@ class Trust:
         Raises InvalidEvidence (key-altered) for a public key that is not the one its file claims, ConfigurationError
         for a file that cannot be read as described.
         """
-        pipeline = [read_public_key(path) for path in sorted((folder / KEYS_FOLDER).glob("*.json"))]
-        return cls([*pipeline, *people_keys(load_people(folder))])
+        keys = people_keys(load_people(folder))
+        for path in sorted((folder / KEYS_FOLDER).glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):  # of a process that came second to make the pipeline's key
+                keys.append(read_public_key(path))
+        return cls(keys)
 
 
 def key_id(public: str) -> str:
@@ -127,7 +130,7 @@ def read_public_key(path: Path) -> TrustedKey:
     try:
         content = msgspec.json.decode(path.read_bytes(), type=PublicKeyFile)
         actual = key_id(content.keyval.public)
-    except (msgspec.DecodeError, ValueError, OSError) as error:
+    except (msgspec.DecodeError, ValueError, IsADirectoryError) as error:
         raise InvalidEvidence(Code.KEY_ALTERED, f"{path}: is no Ed25519 public key file ({error})") from None
     if (content.keytype, content.scheme, f"{actual}.json") != ("ed25519", "ed25519", path.name):
         raise InvalidEvidence(Code.KEY_ALTERED, f"{path}: holds the key {actual}, which is not the one its name claims")

@@ -74,3 +74,16 @@ def test_a_folder_of_trust_that_is_new_to_a_ledger_says_so_until_told(workplace:
         ledger.sign_head()
     assert ledger.sign_head(first=True).size == 1
     assert verify_database(workplace.engine, workplace.store, second).verified
+
+
+def test_a_head_that_is_let_go_while_it_is_read_is_no_alarm(
+    sqlite_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_workplace.record(facts.receipt())
+    sqlite_workplace.ledger.sign_head()
+    heads = sqlite_workplace.ledger.heads
+    listed = [*heads.folder.iterdir(), heads.folder / "000000000000.json"]
+    (heads.folder / "000000000000.json").unlink()
+    monkeypatch.setattr(heads, "_files", lambda: sorted(set(listed)))
+    read = heads.read(sqlite_workplace.ledger.trust)
+    assert (read.findings, list(read.signed)) == ([], [1])
