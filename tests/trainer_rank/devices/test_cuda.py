@@ -85,12 +85,11 @@ def test_an_out_of_memory_is_in_the_recording(cuda: CudaDevice) -> None:
 
 
 @pytest.mark.gpu
-def test_workspaces_that_a_product_left_can_be_dropped() -> None:
-    device = CudaDevice(0)
-    rows = torch.randn(256, 256, device=device.torch_device)
-    before = device.allocated()
+def test_workspaces_that_a_product_left_can_be_dropped(cuda: CudaDevice) -> None:
+    rows = torch.randn(256, 256, device=cuda.torch_device)
+    before = cuda.allocated()
     product = rows @ rows
     del product
-    device.synchronize()
-    device.drop_workspaces()
-    assert device.allocated() <= before
+    cuda.synchronize()
+    cuda.drop_workspaces()
+    assert cuda.allocated() <= before
