@@ -94,15 +94,21 @@ def _device(ground: str, index: int, capacity: int | None, demands: Sequence[Lib
 
 
 def request(
-    tokens: torch.Tensor, targets: torch.Tensor, *, slot: str, gradients: bool = True, group: str | None = None
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    slot: str,
+    gradients: bool = True,
+    group: str | None = None,
+    hidden: bool = False,
 ) -> Request:
-    """Make a request of host int64 tensors (n,)."""
-    return Request(tokens, targets, slot, gradients, group)
+    """Make a request of host int64 tensors (n,); ``hidden`` asks for the last hidden states too."""
+    return Request(tokens, targets, slot, gradients, group, hidden)
 
 
-def forward(subject: Subject, requests: Sequence[Request]) -> Iterator[MicroBatch]:
+def forward(subject: Subject, requests: Sequence[Request], *, allow_oversize: bool = False) -> Iterator[MicroBatch]:
     """Yield micro-batches with ``step`` and ``outputs`` (by request index, each with ``log_probabilities`` (n,))."""
-    return subject.rank.forward_micro_batches(requests)
+    return subject.rank.forward_micro_batches(requests, allow_oversize=allow_oversize)
 
 
 def backward(subject: Subject, micro_batch: MicroBatch, loss: torch.Tensor) -> None:

@@ -1,0 +1,107 @@
+"""Judge an oversized run: the smaller plan did all of the work, and the forced failure is fully explained.
+
+The plan and its peaks rest on replayed recordings, the explanation on the planner report that was hashed with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qualification.criteria.observation import Observation, Replay
+from qualification.criteria.thresholds import Measured, count, ended, none, some
+from qualification.figures import Unreadable, read_object
+from qualification.records import Criterion
+from qualification.verdict import Direction, Threshold, compare
+
+REQUESTS = 19
+SMALLER, FORCED, AFTER = "step-0000", "step-0001", "step-0002"
+EXPLAINED = (
+    "stage", "subforward", "requests", "slot", "slot_steps", "asked", "free", "allocated", "reserved",
+    "partial_peak_allocated", "partial_peak_reserved",
+)  # fmt: skip
+"""What a report of a failure must hold."""
+
+
+def judge(observation: Observation) -> list[Criterion]:
+    """Return every criterion of the workload, in the order in which people read them."""
+    report = _report(observation)
+    return [
+        ended(observation),
+        _subforwards(observation),
+        count("requests_run", REQUESTS, _requests(observation), "requests"),
+        none("out_of_memory_in_smaller_plan", _of(observation, SMALLER, lambda found: found.out_of_memory), "events"),
+        none("retries_in_smaller_plan", _of(observation, SMALLER, lambda found: found.segments_freed), "segments"),
+        none("smaller_plan_above_bound", _above(observation), "B"),
+        some("out_of_memory_in_forced_plan", _of(observation, FORCED, lambda found: found.out_of_memory), "events"),
+        none("fields_missing_of_report", _missing(report), "fields"),
+        none("left_by_failed_plan", _left(observation), "B"),
+        some("backwards_after_failure", _of(observation, AFTER, _backwards), "backwards"),
+        none("allocated_after_close", _of(observation, "close", lambda found: found.allocated_after), "B"),
+    ]
+
+
+def _subforwards(observation: Observation) -> Criterion:
+    threshold = Threshold(name="subforwards", direction=Direction.AT_LEAST, value=2, unit="subforwards")
+    return compare(threshold, _of(observation, SMALLER, _backwards))
+
+
+def _backwards(found: Replay) -> int:
+    return len({stage for stage in found.stages if stage.startswith("backward/subforward/")})
+
+
+def _of(observation: Observation, name: str, part: object) -> Measured:
+    found = observation.replays.get(name, Unreadable("is missing"))
+    if isinstance(found, Unreadable):
+        return Unreadable(f"is unknown: recording {name} {found.reason}")
+    assert callable(part)
+    return int(part(found))
+
+
+def _requests(observation: Observation) -> Measured:
+    for event in observation.of("forecast"):
+        if event.whole("step") == 0 and not isinstance(event.body, Unreadable):
+            cuts = event.body.get("subforwards")
+            if isinstance(cuts, list) and all(isinstance(cut, list) for cut in cuts):
+                return len({index for cut in cuts for index in cut if type(index) is int})
+    return Unreadable("is unknown: no forecast of step 0 names its requests")
+
+
+def _above(observation: Observation) -> Measured:
+    for event in observation.of("forecast"):
+        if event.whole("step") == 0:
+            bound = event.whole("bound_allocated")
+            peak = _of(observation, SMALLER, lambda found: found.peak_allocated)
+            if isinstance(bound, Unreadable):
+                return Unreadable(f"is unknown: bound_allocated {bound.reason}")
+            return max(0, peak - bound) if isinstance(peak, int) else peak
+    return Unreadable("is unknown: step 0 has no forecast")
+
+
+def _report(observation: Observation) -> Mapping[str, object] | Unreadable:
+    for name, path in sorted(observation.artifacts.items()):
+        if name.startswith("reports/") and name.endswith(".report.json"):
+            document = read_object(path.read_bytes())
+            if not isinstance(document, Unreadable) and document.get("kind") == "out_of_memory":
+                return document
+    return Unreadable("is unknown: there is no report of an out of memory")
+
+
+def _missing(report: Mapping[str, object] | Unreadable) -> Measured:
+    """Count what the report lacks; a peak of an interrupted run must not claim to be an observation."""
+    if isinstance(report, Unreadable):
+        return report
+    failure = report.get("failure")
+    if not isinstance(failure, Mapping):
+        return len(EXPLAINED)
+    lacking = sum(failure.get(name) is None for name in EXPLAINED)
+    early = failure.get("sampled_before_unwinding") is not True
+    return lacking + early + (report.get("observed") is not None) + (report.get("decision") is None)
+
+
+def _left(observation: Observation) -> Measured:
+    for event in observation.of("part"):
+        if event.text("name") == "oversized":
+            allocated, before = event.whole("allocated"), event.whole("before")
+            if isinstance(allocated, int) and isinstance(before, int):
+                return max(0, allocated - before)
+    return Unreadable("is unknown: the forced plan was not run")
