@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,10 +88,13 @@ def gather(source: StoredEvidence, heads: HeadsRead, store: BlobStore, trust: Tr
     if newest is None or not wanted:
         raise ConfigurationError(f"run {run!r} is not recorded here; qualify evidence list shows the runs")
     after = min(wanted) - 1
-    stored = list(source.entries(after))
-    covered = [entry for entry in stored if entry.sequence <= newest.size]
     before = source.entry(after)
-    facts = list(_readable(covered, wanted, trust))
+    chain, inside = [], []
+    for entry in takewhile(lambda entry: entry.sequence <= newest.size, source.entries(after)):
+        chain.append(entry.envelope_sha256)
+        if entry.sequence in wanted:
+            inside.append(entry)
+    facts = list(_readable(inside, trust))
     blobs, withheld = _blobs(facts, store)
     manifest = Manifest(
         format=FORMAT,
@@ -98,14 +102,13 @@ def gather(source: StoredEvidence, heads: HeadsRead, store: BlobStore, trust: Tr
         run=run,
         after=after,
         root=before.hash if before is not None else genesis_hash(source.ledger),
-        chain=tuple(entry.envelope_sha256 for entry in covered),
-        entries=tuple(entry.sequence for entry in covered if entry.sequence in wanted),
+        chain=tuple(chain),
+        entries=tuple(entry.sequence for entry in inside),
         blobs=blobs,
         withheld=tuple(sorted(withheld)),
     )
     keys = {key.keyid: key for fact in facts for key in fact.signers}
-    inside = tuple(entry for entry in covered if entry.sequence in wanted)
-    return Contents(manifest, heads.signed[newest.size].envelope, inside, tuple(keys.values()))
+    return Contents(manifest, heads.signed[newest.size].envelope, tuple(inside), tuple(keys.values()))
 
 
 def run_sequences(connection: Connection, run: str) -> list[int]:
@@ -159,13 +162,12 @@ def _absent_blobs(facts: Iterable[Authentic], store: BlobStore) -> set[str]:
     return {digest for fact in facts for digest, _ in fact.read.blobs if not store.has(digest)}
 
 
-def _readable(entries: Sequence[Entry], wanted: set[int], trust: Trust) -> Iterable[Authentic]:
+def _readable(entries: Sequence[Entry], trust: Trust) -> Iterable[Authentic]:
     for entry in entries:
-        if entry.sequence in wanted:
-            try:
-                yield authenticate(entry.envelope, trust)
-            except InvalidEvidence:  # the bundle's own verification names it
-                continue
+        try:
+            yield authenticate(entry.envelope, trust)
+        except InvalidEvidence:  # the bundle's own verification names it
+            continue
 
 
 def _blobs(facts: Iterable[Authentic], store: BlobStore) -> tuple[dict[str, int], set[str]]:
