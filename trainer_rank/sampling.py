@@ -49,7 +49,8 @@ class Sampler:
         """Decide how the next micro-batch runs; ``optimizer_bytes`` is the state that its step will create.
 
         Kinds of pass that were never recorded are probed first, those that keep graphs elsewhere only when no other
-        plan fits. When nothing fits, the policy may release the cache, once, and decides again from a new sample.
+        plan fits. When nothing fits, the policy may release the cache, and decides again from a new sample; one that
+        can show that a release is enough makes it before other rungs are tried.
         """
         if not self._policy.forecasts:
             return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
@@ -91,6 +92,12 @@ class Sampler:
     ) -> Choice:
         budget, sample = self._budget(optimizer_bytes)
         choice = self._decide(pending, budget, sample, self._near)
+        if choice.plan is None and self._policy.claims_libraries:
+            helps = partial(self._helps, pending, budget, sample, self._near)
+            with self._headroom.releasing(choice.decision.reason, helps) as released:
+                if released:  # milliseconds, where other rungs must be recorded first and then run the forward twice
+                    budget, sample = self._budget(optimizer_bytes)
+                    choice = self._decide(pending, budget, sample, self._near)
         if choice.plan is None and self._record_far(keys, budget, sample):
             budget, sample = self._budget(optimizer_bytes)
         if choice.plan is None:
@@ -99,19 +106,19 @@ class Sampler:
             return choice
         if not self._policy.release_on_refusal:
             return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
-        helps = partial(self._helps, pending, budget, sample)
+        helps = partial(self._helps, pending, budget, sample, self._rungs)
         with self._headroom.releasing(choice.decision.reason, helps):
             budget, sample = self._budget(optimizer_bytes)
             return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
 
-    def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample) -> bool:
-        """Say whether the smallest plan would be admitted after a release; policies without claims just try."""
+    def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample, rungs: Sequence[Rung]) -> bool:
+        """Say whether one of the rungs would be admitted after a release; policies without claims just try."""
         if not self._policy.claims_libraries:
             return True
         left = without_unused(sample.snapshot)
         free = budget.free + sample.snapshot.reserved - left.reserved
         after = Sample(sample.ordinal, sample.memory._replace(free=free), left)
-        return self._decide(pending, replace(budget, free=free), after, self._rungs).plan is not None
+        return self._decide(pending, replace(budget, free=free), after, rungs).plan is not None
 
     def _decide(
         self,
