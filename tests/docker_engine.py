@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,18 +100,31 @@ def build(engine: Engine) -> str:
     return engine.docker("inspect", "--format", "{{.Id}}", tag)
 
 
+@contextmanager
+def unused_data() -> Iterator[Path]:
+    """Give a folder for an engine's data that no other test session is using, the oldest one first."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for number in range(8):
+        with (CACHE / f"engine-{number}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield CACHE / f"engine-{number}"
+            return
+    pytest.fail("eight test sessions run an engine already")
+
+
 @pytest.fixture(scope="module")  # not longer: other sessions on this machine wait for the data
 def docker_engine() -> Iterator[Engine]:
     missing = [name for name in ("dockerd", "docker", "mmdebstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"a private Docker Engine needs root and {', '.join(missing) or 'nothing else'}")
-    CACHE.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="qualify-docker-", ignore_cleanup_errors=True) as folder,
-        (CACHE / "engine.lock").open("w") as lock,
+        unused_data() as data,
     ):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one engine at a time works on the data
-        engine = Engine(Path(folder), CACHE / "engine", None)  # type: ignore[arg-type]  # started at once
+        engine = Engine(Path(folder), data, None)  # type: ignore[arg-type]  # started at once
         engine.start()
         try:
             engine.image = build(engine)

@@ -26,6 +26,7 @@ from qualification.execution.capture import EventFile, Events, Log
 from qualification.execution.cgroup import Scope, create_scope
 from qualification.execution.files import write_durably
 from qualification.execution.identity import Entry, myself, record
+from qualification.execution.probes.trainer import CLOSED, CLOSING
 from qualification.execution.supervision import (
     CENSUS_FILE,
     EVENTS_FILE,
@@ -43,7 +44,10 @@ from qualification.records import Process
 PR_SET_CHILD_SUBREAPER = 36
 TICK_SECONDS = 1.0
 EVENTS_VARIABLE = "QUALIFY_EVENTS_FD"
-CLOSING = b'"closing"'
+
+
+class _Named(msgspec.Struct):
+    event: str
 
 
 def boottime() -> float:
@@ -68,7 +72,7 @@ class Supervisor:
         self.exit_code: int | None = None
         self.ending: Ending | None = None
         self.reason: str | None = None
-        self.closing_since: float | None = None
+        self.closing: dict[int, float] = {}
         self.started = self.heard_at = time.monotonic()
         self.mandate_until = self._mandate(boottime())
         self.census_written: tuple[Process, ...] | None = None
@@ -125,7 +129,8 @@ class Supervisor:
             self.logs.append(log)
             self._listen(log.source, functools.partial(self._drain, log))
         if len(readers) > 2:
-            events = Events(readers[2], index, self.events, limits.event_line_bytes, self._hear_event)
+            hear = functools.partial(self._hear_event, index)
+            events = Events(readers[2], index, self.events, limits.event_line_bytes, hear)
             self._listen(events.source, functools.partial(self._drain, events))
 
     def _listen(self, descriptor: int, hear: Callable[[], None]) -> None:
@@ -139,9 +144,16 @@ class Supervisor:
             self.selector.unregister(stream.source)
             stream.close()
 
-    def _hear_event(self, line: bytes) -> None:
-        if CLOSING in line and msgspec.json.decode(line, type=dict[str, object]).get("event") == "closing":
-            self.closing_since = time.monotonic()
+    def _hear_event(self, rank: int, line: bytes) -> None:
+        """Note when a trainer began to close, and when it had closed."""
+        if b'"clos' not in line:
+            return
+        with contextlib.suppress(msgspec.MsgspecError):
+            name = msgspec.json.decode(line, type=_Named).event
+            if name == CLOSING:
+                self.closing[rank] = time.monotonic()
+            elif name == CLOSED:
+                self.closing.pop(rank, None)
 
     def _hear_control(self) -> None:
         content = os.read(self.control, 4096)
@@ -214,8 +226,8 @@ class Supervisor:
             self.end(Ending.LEASE_LOST, f"the lease was not renewed for {self.specification.authority_seconds} s")
         elif limits.wall_seconds is not None and now - self.started >= limits.wall_seconds:
             self.end(Ending.TIMED_OUT, f"still running after {limits.wall_seconds} s")
-        elif self.closing_since is not None and now - self.closing_since >= limits.close_seconds:
-            self.end(Ending.CLOSE_TIMED_OUT, f"close() did not end the process within {limits.close_seconds} s")
+        elif self.closing and now - min(self.closing.values()) >= limits.close_seconds:
+            self.end(Ending.CLOSE_TIMED_OUT, f"close() did not return within {limits.close_seconds} s")
         elif limits.silence_seconds is not None and now - self.heard_at >= limits.silence_seconds:
             self.end(Ending.SILENT, f"silent for {limits.silence_seconds} s{self._waits_on()}")
 

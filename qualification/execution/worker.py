@@ -57,6 +57,11 @@ class Context:
         """Send an event of the subject's own; its name is the entry ``event``."""
         self.emit(str(event.get("event")), **{key: value for key, value in event.items() if key != "event"})
 
+    def close(self, trainer: Any, **values: object) -> None:  # noqa: ANN401 - the subject's object
+        """Close a trainer of the subject's; the supervisor bounds the time between the two events."""
+        self.emit("closing", **values)
+        self.emit("close", report=self.contract.close(trainer), **values)
+
     def parameter(self, name: str, default: int, least: int = 1) -> int:
         """Return a whole-number parameter of the job, at least ``least``, or its default."""
         value = self.job.parameters.get(name, default)

@@ -37,7 +37,7 @@ def run(context: Context) -> None:
             subject.recorder.finish()
     del live
     for index, subject in enumerate(subjects):
-        context.emit("close", device=index, report=context.contract.close(subject))
+        context.close(subject, device=index)
 
 
 def _construct(context: Context, index: int) -> Any:  # noqa: ANN401 - the subject's types are its own

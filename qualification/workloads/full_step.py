@@ -50,7 +50,7 @@ def run(context: Context) -> None:
         context.emit("optimizer", update=update, slots=slots, random_sha256=_random_state())
         del report
     contract.save(subject, context.output / "checkpoint")
-    context.emit("close", report=contract.close(subject))
+    context.close(subject)
 
 
 def train(context: Context, subject: object, requests: list[object], update: int) -> None:

@@ -47,7 +47,7 @@ def run(context: Context) -> None:
     context.emit("torn_down", phase=REDUCTION, size=contract.tear_down(subject, REDUCTION))
     fill(context, subject, "c")
     reduce(context, subject, "c")
-    context.emit("close", report=contract.close(subject))
+    context.close(subject)
 
 
 def fill(context: Context, subject: object, name: str) -> None:

@@ -58,7 +58,7 @@ def _arm(context: Context, arm: str, index: int) -> None:
     contract.observe_releases(subject, arm == "observe")
     outcome = _outcome(context, subject, batch)
     context.emit("outcome", arm=arm, **outcome)
-    context.emit("close", arm=arm, report=contract.close(subject))
+    context.close(subject, arm=arm)
 
 
 def _train(context: Context, subject: Any, batch: list[object]) -> None:  # noqa: ANN401 - its types are its own

@@ -77,14 +77,14 @@ BOUNDARIES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def qualify_and_die(boundary: str, head: str, repository: Path) -> None:
+def qualify_and_die(boundary: str, head: str, repository: Path, image: str | None = None) -> None:
     """Run one qualification in a child that dies at ``boundary``, and let its lease run out."""
     child = os.fork()
     if child == 0:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the child never returns
         try:
             BOUNDARIES[boundary](pytest.MonkeyPatch())
-            request = Request(head=head, repository=str(repository), timeout_seconds=60, grace_seconds=1)
+            request = Request(head=head, repository=str(repository), timeout_seconds=60, grace_seconds=1, image=image)
             pipeline.qualify_once(*validate(request), Progress())
         finally:
             os._exit(1)

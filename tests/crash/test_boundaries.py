@@ -19,11 +19,22 @@ from db.models import ledger
 from flows.cli.main import execute
 from qualification.execution.sweep import carriers
 from tests.crash.dying import BOUNDARIES, qualify_and_die
+from tests.docker_engine import Engine
 from tests.flows.subjects import Trainer
 
 CLOSED_BY_ITSELF = ("before decision",)
 UNRECORDED = ("after lease", "after provision", "mid-workload", "mid-workload, with its supervisor", "before hashing",
               "after blob, before commit")  # fmt: skip
+
+IN_CONTAINERS = (
+    "after provision",
+    "before hashing",
+    "after blob, before commit",
+    "after commit, before teardown",
+    "before receipt",
+    "after its commit, before the lease is closed",
+)
+"""The boundaries at which it matters where the worker lived; ``test_docker`` kills in the middle of one."""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +82,29 @@ def test_one_sweep_closes_what_a_killed_run_left(
     head = trainer.head(f"# {boundary}\nraise RuntimeError('fails at once')")
     permit(head)
     qualify_and_die(boundary, head, trainer.folder)
+    assert_one_sweep_closes(private, capsys, boundary)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("boundary", IN_CONTAINERS)
+def test_one_sweep_closes_what_a_killed_run_in_containers_left(
+    private: Path,
+    permit: Callable[[str], None],
+    trainer: Trainer,
+    docker_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    boundary: str,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.host)
+    head = trainer.head(f"# {boundary} in a container\nraise RuntimeError('fails at once')")
+    permit(head)
+    qualify_and_die(boundary, head, trainer.folder, docker_engine.image)
+    assert_one_sweep_closes(private, capsys, boundary)
+    assert docker_engine.containers() == []
+
+
+def assert_one_sweep_closes(private: Path, capsys: pytest.CaptureFixture[str], boundary: str) -> None:
     code, attempts = sweep(capsys)
     assert code == 0
     assert len(attempts) == (0 if boundary in CLOSED_BY_ITSELF else 1)

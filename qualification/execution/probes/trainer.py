@@ -10,7 +10,7 @@ from qualification.execution.capture import Stamped
 from qualification.execution.probes.host import Values
 from qualification.records import Process
 
-CLOSING, CLOSED = "closing", "closed"
+CLOSING, CLOSED = "closing", "close"
 """The events around ``close()``: the first starts the time limit, the second carries the trainer's report."""
 
 

@@ -194,7 +194,7 @@ def test_a_run_that_was_not_started_says_so() -> None:
 
 def test_a_claim_to_be_closed_does_not_outweigh_a_living_actor(tmp_path: Path) -> None:
     outcome = run(tmp_path, "true", token="act0r")
-    closed = b'{"sequence":0,"monotonic_ns":1,"rank":0,"event":{"event":"closed"}}\n'
+    closed = b'{"sequence":0,"monotonic_ns":1,"rank":0,"event":{"event":"close"}}\n'
     (tmp_path / "events.jsonl").write_bytes(closed)
     stray = subprocess.Popen(["sleep", "60"], env={"QUALIFY_RUN_TOKEN": "act0r", "PATH": "/usr/bin:/bin"})
     try:

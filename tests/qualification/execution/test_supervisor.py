@@ -110,8 +110,14 @@ def test_events_are_stamped_in_the_order_of_reading(tmp_path: Path) -> None:
 def test_closing_too_slowly_fails_with_what_was_alive(tmp_path: Path) -> None:
     asked = ranks(tmp_path, """echo '{"event":"closing"}' >&$QUALIFY_EVENTS_FD; sleep 60""")
     outcome = supervise(replace(asked, limits=Limits(terminate_seconds=1, close_seconds=1)))
-    assert outcome.ending is Ending.CLOSE_TIMED_OUT
+    assert (outcome.ending, outcome.reason) == (Ending.CLOSE_TIMED_OUT, "close() did not return within 1 s")
     assert "sleep" in {process.command for process in outcome.swept}
+
+
+def test_closing_several_times_in_time_is_no_reason_to_end(tmp_path: Path) -> None:
+    arm = """echo '{"event":"closing"}'; echo '{"event":"close"}'; sleep 1;"""
+    asked = ranks(tmp_path, f"{{ {arm} {arm} }} >&$QUALIFY_EVENTS_FD")
+    assert supervise(replace(asked, limits=Limits(terminate_seconds=1, close_seconds=1))).succeeded
 
 
 class Refusing:
