@@ -1,4 +1,5 @@
-"""Record what each release policy does under pressure on one GPU: ``python -m bench.native.release OUTPUT.json``.
+"""Record what each release policy does under pressure on one GPU: ``python -m bench.native.release OUTPUT.json``;
+print a recording as a table: ``python -m bench.native.release --table RECORDING.json``.
 
 A raw driver allocation narrows the card. After one step, whose segments stay cached, the rest is cached too until
 0.034734 GB are free, as in the public report: the next forwards are served from the cache. Every backward builds a real
@@ -31,7 +32,7 @@ from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
 
 POLICIES = ("none", "unconditional", "trigger-3-percent", "budgeted", "forecast")
-ROUNDS, STEPS, TOKENS = 3, 12, 8_192
+ROUNDS, WARM, STEPS, TOKENS = 3, 40, 40, 8_192
 LEFT_FREE = 34_734_080
 LIBRARY_BYTES = 67_108_864
 SPARE = 1 << 30
@@ -166,7 +167,7 @@ def main(output: Path) -> None:
     driver = Driver()
     model = build_reference(GEOMETRY, device, slots=["policy"], rank=8, alpha=16.0, seed=1, dtype=torch.bfloat16)
     arms = {name: Arm(name, device, model, driver) for name in POLICIES}
-    warm = {name: arm.run(2)["seconds"] for name, arm in arms.items()}
+    warm = {name: arm.run(WARM)["seconds"] for name, arm in arms.items()}  # earns every account the same credit
     empty(device)
     room = device.memory_info().free, device.reserved()
     free_run = arms["none"].run(STEPS)
@@ -210,23 +211,31 @@ def table(recording: Mapping[str, Any]) -> str:
     free = [*recording["without_pressure"]["seconds"], *recording.get("without_pressure_again", {}).get("seconds", [])]
     base = statistics.median(free)
     lines = [
-        f"{'policy':20}{'finished':>10}{'releases':>10}{'charged s':>11}{'lost s':>9}{'tokens/s':>10}"
-        f"{'peak reserved':>16}"
+        f"without pressure: {base * 1e3:.1f} ms a step, {recording['tokens'] / base:,.0f} tokens/s",
+        "| policy | finished | releases | ms charged | ms of the first step | ms of the others, median "
+        "| % lost in all | tokens/s | peak reserved, B |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(each["policy"] for each in recording["arms"]):
         arms = [each for each in recording["arms"] if each["policy"] == name]
-        seconds = [second for each in arms for second in each["seconds"]]
-        done = sum(each["outcome"] == "finished" for each in arms)
-        peaks = [each["peak_reserved"] for each in arms if each["peak_reserved"] is not None]
-        lines.append(
-            f"{name:20}{f'{done}/{len(arms)}':>10}{sum(each['releases'] for each in arms):>10}"
-            f"{sum(each['charged_s'] for each in arms):>11.3f}{sum(seconds) - base * len(seconds):>9.3f}"
-            f"{recording['tokens'] * len(seconds) / sum(seconds) if seconds else 0:>10.0f}{max(peaks, default=0):>16}"
-        )
-    rest = [each for each in recording["arms"] if each["outcome"] != "finished"]
-    lines += [f"{each['policy']}, round {each['round']}: {each['outcome']}" for each in rest[:3]]
-    return "\n".join([f"without pressure: {base:.4f} s a step", *lines])
+        finished = [each for each in arms if each["outcome"] == "finished"]
+        cells = [name, f"{len(finished)} of {len(arms)}", str(sum(each["releases"] for each in arms))]
+        if finished:
+            seconds = [second for each in finished for second in each["seconds"]]
+            first = statistics.median(each["seconds"][0] for each in finished)
+            rest = statistics.median(second for each in finished for second in each["seconds"][1:])
+            charged = sum(each["charged_s"] for each in finished)
+            cells += [f"{1e3 * figure:.1f}" for figure in (charged, first, rest)]
+            cells += [f"{100 * (sum(seconds) / (base * len(seconds)) - 1):.1f}"]
+            cells += [f"{recording['tokens'] * len(seconds) / sum(seconds):,.0f}"]
+            cells += [f"{max(each['peak_reserved'] for each in finished):,}"]
+        lines.append(f"| {' | '.join([*cells, *['-'] * (9 - len(cells))])} |")
+    causes = {(each["policy"], each["outcome"]) for each in recording["arms"] if each["outcome"] != "finished"}
+    return "\n".join([*lines, *(f"{policy}: {cause}" for policy, cause in sorted(causes))])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--table":
+        print(table(json.loads(Path(sys.argv[2]).read_text())))
+    else:
+        main(Path(sys.argv[1]))
