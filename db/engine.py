@@ -65,7 +65,11 @@ def read_url(given: str) -> URL:
         ) from None
     if url.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigurationError(f"the database {url.get_backend_name()!r} is not supported; use sqlite or postgresql")
-    return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise ConfigurationError(f"the database driver {url.drivername!r} is not supported; use sqlite")
+    return url
 
 
 def open_for_reading(url: URL | None = None) -> Engine:
