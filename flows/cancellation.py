@@ -1,39 +1,47 @@
-"""Whether somebody cancelled the flow run in Prefect: read from the server, because Prefect stops nothing by itself."""
+"""Whether somebody cancelled the flow run in Prefect: read from the server, because Prefect stops nothing by itself.
+
+A thread of its own asks, so that a server that is slow or away never keeps a lease from being renewed.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from uuid import UUID
 
 ASK_SECONDS = 2.0
 
 
-def cancellation() -> Callable[[], str | None]:
-    """Return what says why the present flow run is cancelled, or None while it is not.
-
-    It asks the server at most every two seconds. A server that does not answer has cancelled nothing.
-    """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.objects import StateType
+@contextlib.contextmanager
+def cancellation() -> Iterator[Callable[[], str | None]]:
+    """Give what says why the present flow run is cancelled, or None while it is not; it never waits."""
     from prefect.runtime import flow_run
     from prefect.settings import PREFECT_API_URL
 
-    identity = flow_run.id
-    if not identity or PREFECT_API_URL.value() is None:
-        return lambda: None
-    asked_at = time.monotonic()
+    if not flow_run.id or PREFECT_API_URL.value() is None:
+        yield lambda: None
+        return
+    said: list[str] = []
+    done = threading.Event()
+    settings = contextvars.copy_context()
+    asked = (_ask, UUID(flow_run.id), said, done)
+    threading.Thread(target=settings.run, args=asked, name="cancellation", daemon=True).start()
+    try:
+        yield lambda: said[0] if said else None
+    finally:
+        done.set()
 
-    def cancelled() -> str | None:
-        nonlocal asked_at
-        if time.monotonic() - asked_at < ASK_SECONDS:
-            return None
-        asked_at = time.monotonic()
-        try:
-            with get_client(sync_client=True) as client:
-                state = client.read_flow_run(identity).state
-        except Exception:  # whatever keeps Prefect from answering, the run goes on by its own evidence
-            return None
-        called_off = state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
-        return "cancelled in Prefect" if called_off else None
 
-    return cancelled
+def _ask(identity: UUID, said: list[str], done: threading.Event) -> None:
+    """Ask until the run is cancelled or over. A server that does not answer has cancelled nothing."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import StateType
+
+    while not said and not done.wait(ASK_SECONDS):
+        # Whatever keeps Prefect from answering, the run goes on by its own evidence.
+        with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+            state = client.read_flow_run(identity).state
+            if state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+                said.append("cancelled in Prefect")

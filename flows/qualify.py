@@ -49,7 +49,8 @@ def qualify(
         progress.also = lambda name, text: logger.info("%s: %s", name, text)
     progress.console.quiet = bool(deployment.id)  # a worker's log shows what the logger says
     try:
-        summary = qualify_once(request, document, progress, cancellation())
+        with cancellation() as cancelled:
+            summary = qualify_once(request, document, progress, cancelled)
     except Duplicate as answered:
         return Completed(name="Duplicate", message=f"answered by run {answered}")
     finally:
