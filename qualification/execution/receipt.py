@@ -169,7 +169,7 @@ def _processes(
         groups = tuple(f"pid {entry.pid}" for entry in host.leftover_groups(seen) if not _known(entry.pid, left))
         if not left and not groups and _is_census_all(footprint, censuses):
             raise OSError("a supervisor was killed where no cgroup holds what it had started since its last census")
-        names = tuple(f"pid {process.pid} ({process.command}, {process.state})" for process in left)
+        names = tuple(host.describe(process) for process in left)
         gone = len([process for process in seen if process not in left])
         values: host.Values = {"swept": gone, "left": names, "left_in_sessions": groups}
         return values, f"still there: {', '.join((*names, *groups))}" if names or groups else None

@@ -24,6 +24,7 @@ import msgspec
 
 from qualification.execution.capture import EventFile, Events, Log
 from qualification.execution.cgroup import Scope, create_scope
+from qualification.execution.environment import lock_files
 from qualification.execution.files import write_durably
 from qualification.execution.identity import Entry, myself, record
 from qualification.execution.probes.trainer import CLOSED, CLOSING
@@ -314,9 +315,7 @@ class Supervisor:
         write_durably(self.folder / CENSUS_FILE, encode(census), sync=False)
 
     def _waits_on(self) -> str:
-        """Return which lock files the run's processes hold open or sit beside, for the reason of a silent end."""
-        from qualification.execution.environment import lock_files
-
+        """Return which lock files lie in the run's caches: what a silent first-use build usually waits on."""
         locks = lock_files(self.folder)
         return f", and waits on {', '.join(locks)}" if locks else ""
 

@@ -5,11 +5,14 @@ Each function returns what it read and what is left; it raises OSError when it c
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from qualification.execution.environment import cache_folder, retire_caches
-from qualification.execution.identity import Entry, all_entries, find, record
+from qualification.execution.identity import PROC, Entry, all_entries, find, record
 from qualification.execution.supervision import Census
 from qualification.execution.sweep import survivors
 from qualification.records import Figure, Process
@@ -18,6 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 UNIX_SOCKETS = Path("/proc/net/unix")
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENING = "0A"
+HELD = ("/dev/nvidia", "/dev/shm/")  # noqa: S108 - names of what others hold open
 
 Values = dict[str, Figure | bool | tuple[str, ...]]
 
@@ -37,6 +41,34 @@ def leftover_processes(censuses: Iterable[Census], known: Iterable[Process]) -> 
         if (still := find(process)) is not None:
             left[still.key] = record(still)
     return tuple(left.values())
+
+
+def describe(process: Process) -> str:
+    """Return a line about a process that is left: its identity, age, what it waits in, and which devices it holds."""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+    words = [process.command, process.state, f"started {age:.0f} s ago"]
+    if process.state == "uninterruptible":
+        words.append(f"waits in {_wait_channel(process.pid)}")
+    if held := _held(process.pid):
+        words.append(f"holds {', '.join(held)}")
+    return f"pid {process.pid} ({', '.join(words)})"
+
+
+def _wait_channel(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "wchan").read_text() or "an unnamed place of the kernel"
+    except OSError as error:
+        return f"an unknown place of the kernel ({error.strerror})"
+
+
+def _held(pid: int) -> list[str]:
+    """Return the devices and shared memory that a process has open, as far as it can be seen."""
+    names: set[str] = set()
+    with suppress(OSError):
+        for link in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                names.add(str(link.readlink()))
+    return sorted(name for name in names if name.startswith(HELD))
 
 
 def leftover_groups(known: Sequence[Process]) -> tuple[Entry, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from qualification.execution.capture import Stamped
-from qualification.execution.probes.host import Values
+from qualification.execution.probes.host import Values, describe
 from qualification.records import Process
 
 CLOSING, CLOSED = "closing", "close"
@@ -26,7 +26,7 @@ def closing(streams: Iterable[Sequence[Stamped]], left: Sequence[Process]) -> tu
         trainers += 1
         asked += CLOSING in names
         closed += CLOSED in names
-    alive = tuple(f"pid {process.pid} ({process.command}, {process.state})" for process in left)
+    alive = tuple(describe(process) for process in left)
     values: Values = {"trainers": trainers, "asked_to_close": asked, "closed": closed, "alive": alive}
     return values, f"an actor is still alive: {', '.join(alive)}" if alive else None
 

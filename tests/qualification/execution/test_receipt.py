@@ -1,7 +1,11 @@
 import itertools
+import os
 import secrets
+import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,7 @@ from qualification.execution.receipt import (
 )
 from qualification.execution.supervision import CENSUS_FILE, Ending, Outcome, encode
 from qualification.execution.supervisor import LeaseLost, read_census
+from qualification.execution.sweep import carriers
 from qualification.records import Lease, Probe, ProbeStatus, ReceiptStatus
 from tests.qualification.execution.supervising import run
 
@@ -107,6 +112,36 @@ def test_a_leftover_of_the_sweep_that_is_still_there_is_dirty_by_identity(tmp_pa
     finally:
         stray.kill()
         stray.wait()
+
+
+def test_an_uninterruptible_leftover_is_described_by_what_it_waits_in_and_holds(tmp_path: Path) -> None:
+    """The parent in vfork is in state D, and holds a segment of shared memory open."""
+    source = (
+        "import ctypes, os, sys; sys.stdout.flush(); held = open(sys.argv[1], 'w'); libc = ctypes.CDLL(None)\n"
+        "print('ready', flush=True)\n"
+        "if libc.vfork() == 0: libc.sleep(60); libc._exit(0)"
+    )
+    segment = Path(f"/dev/shm/qualify-test-{secrets.token_hex(4)}")
+    outcome = run(tmp_path, "true", token="unint3rrupt1ble")
+    environment = {"QUALIFY_RUN_TOKEN": "unint3rrupt1ble", "PATH": os.environ["PATH"]}
+    stray = subprocess.Popen([sys.executable, "-c", source, segment], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert stray.stdout is not None
+        stray.stdout.readline()
+        deadline = time.monotonic() + 10
+        while (entry := read_entry(stray.pid)) is None or entry.state != "uninterruptible":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        receipt = take_receipt(footprint(tmp_path, outcome, token="unint3rrupt1ble"))
+        assert receipt.status is ReceiptStatus.DIRTY
+        assert "uninterruptible" in {process.state for process in receipt.leftovers}
+        assert f"holds {segment}" in (receipt.reason or "")
+        assert "waits in" in (receipt.reason or "")
+    finally:
+        for process in carriers("unint3rrupt1ble"):
+            os.kill(process.pid, signal.SIGKILL)
+        stray.communicate()
+        segment.unlink()
 
 
 def test_a_run_without_census_is_unverified(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_lease_that_cannot_be_renewed_runs_out(tmp_path: Path) -> None:
     started = time.monotonic()
     outcome = supervise(leased(tmp_path, 2), authority=Silent())
     assert outcome.ending is Ending.LEASE_LOST
-    assert 1.5 < time.monotonic() - started < 8
+    assert 1.5 < time.monotonic() - started < 20
 
 
 def test_a_stopped_supervisor_lets_its_lease_run_out(tmp_path: Path) -> None:
