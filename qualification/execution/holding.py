@@ -105,6 +105,8 @@ def _queue(
         if answer.expired and time.monotonic() - recovered_at >= RECOVER_SECONDS:
             alive = _recover(answer, recover)
             recovered_at = time.monotonic()
+            if len(alive) < len(answer.expired):
+                continue  # a device has come free: ask again before saying anything
         blocked |= {name: reason for name, reason in alive.items() if name in answer.blocked}
         text = Waiting(position=answer.position, blocked=blocked).reason
         if text != said and blocked:
