@@ -20,7 +20,7 @@ from tests.qualification.criteria.stamping import stamp
 ROOT = Path(__file__).parents[3]
 
 
-def qualify(workload: str, policy: str, folder: Path) -> list[Criterion]:
+def qualify(workload: str, policy: str, folder: Path, **parameters: int) -> list[Criterion]:
     output = folder / "out"
     job = Job(
         run="run-of-a-test",
@@ -30,6 +30,7 @@ def qualify(workload: str, policy: str, folder: Path) -> list[Criterion]:
         policy=policy,
         subject=str(ROOT),
         output=str(output),
+        parameters=parameters,
     )
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
     reading, writing = os.pipe()
