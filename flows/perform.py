@@ -66,7 +66,8 @@ def new_run() -> str:
 def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder: Recorder, run: str) -> Assignment:
     """Store the documents that a result rests on, and write down what this attempt shall do."""
     number = _next_attempt(recorder, resolved)
-    locked = install_lock(resolved.lock) if resolved.lock is not None else None
+    wants_packages = resolved.lock is not None and request.image is None  # an image brings its own
+    locked = install_lock(resolved.lock or b"") if wants_packages else None
     source = resolved.checkout or home() / WORKTREES / f"{run}-{number}"
     assignment = Assignment(
         run=run,

@@ -34,6 +34,7 @@ def command(
     ground: Annotated[Ground, typer.Option(help="A virtual device, or the GPUs of the worker.")] = Ground.REHEARSAL,
     timeout: Annotated[int, typer.Option(help="Seconds that each workload may take.", min=1)] = DEFAULT_TIMEOUT_SECONDS,
     grace: Annotated[int, typer.Option(help="Seconds between TERM and KILL.", min=0)] = DEFAULT_GRACE_SECONDS,
+    image: Annotated[str | None, typer.Option(help="Run the workers in containers of this image, by digest.")] = None,
     deployment: Annotated[str, typer.Option(help="Another deployment of the flow qualify.")] = DEPLOYMENT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
@@ -61,6 +62,7 @@ def command(
             ground=ground,
             timeout_seconds=timeout,
             grace_seconds=grace,
+            image=image,
         )
     )
     prepare()
