@@ -20,7 +20,7 @@ from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.allocator.trace import Trace
 from trainer_rank.devices.protocol import MemoryInfo, Recording
 from trainer_rank.devices.steady import record_steady
-from trainer_rank.errors import TapeError
+from trainer_rank.errors import AdmissionUnknown, TapeError
 from trainer_rank.events import Announcer
 from trainer_rank.execution import PlanRun, in_phases
 from trainer_rank.features import plan_features
@@ -106,8 +106,16 @@ class Probes:
         return Library(recorded, self._key, self._features)
 
     def _record(self, key: GroupKey, pass_key: PassKey, shapes: Sequence[Lengths]) -> Recorded:
+        probes: list[_Probe] = []
         with untouched(self._model.device.torch_device), self._kept_gradients(key.slot):
-            probes = [self._run(key, pass_key.retention, lengths) for lengths in shapes]
+            for lengths in sorted(shapes[:-1], key=sum) + list(shapes[-1:]):
+                if not probes or self._fits(key, pass_key, probes, lengths):
+                    probes.append(self._run(key, pass_key.retention, lengths))
+        if len(probes) < LEAST_PROBES:
+            free = self._model.device.memory_info().free
+            raise AdmissionUnknown(
+                f"only {len(probes)} probes fit into {free} B free; free memory, or probe smaller shapes"
+            )
         checking = probes[-1]
         seen = self._fitted(probes[:-1])
         demand = self._forecast(pass_key, seen, checking)
@@ -122,6 +130,16 @@ class Probes:
                 )
         self._tell(pass_key, probes, residual)
         return recorded
+
+    def _fits(self, key: GroupKey, pass_key: PassKey, probes: Sequence[_Probe], lengths: Lengths) -> bool:
+        """Say whether the next probe fits beside the reserve, by what the smaller ones showed."""
+        device = self._model.device
+        memory, recorded = device.memory_info(), self._fitted(probes)
+        forecaster = PlanForecaster(
+            self._library({pass_key: recorded}), self._policy, Sample(0, memory, device.snapshot())
+        )
+        required = forecaster.demand(self._plan(key, pass_key.retention, lengths)).required
+        return required is not None and required <= memory.free - self._policy.reserve_bytes
 
     def _run(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> _Probe:
         plan = self._plan(key, retention, lengths)

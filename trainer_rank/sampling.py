@@ -12,6 +12,7 @@ from trainer_rank.admission.ladder import Retention, Rung, ladder
 from trainer_rank.admission.planner import Choice, Unit, choose, consider, unforecast
 from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
+from trainer_rank.errors import AdmissionRefused
 from trainer_rank.forecasting import Sample
 from trainer_rank.hostheld import available_host_memory
 from trainer_rank.packing import GroupKey
@@ -20,7 +21,7 @@ from trainer_rank.prefixes import Prefixes
 from trainer_rank.probing import LEAST_PROBES, Lengths, Probes
 from trainer_rank.release.caches import without_unused
 from trainer_rank.release.headroom import Headroom
-from trainer_rank.release.libraries import BACKWARD
+from trainer_rank.release.libraries import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     from trainer_rank.admission.agree import Agreement
@@ -41,6 +42,7 @@ class Sampler:
         self._headroom = headroom
         self._agreement = agreement
         self._prefixes: Prefixes | None = None
+        self._trains = True
         self._samples = 0
 
     def choose(
@@ -55,8 +57,8 @@ class Sampler:
         if not self._policy.forecasts:
             return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
+        self._prefixes, self._trains = prefixes, any(key.gradients for key in keys)
         self._record(keys, self._near)
-        self._prefixes = prefixes
         if self._agreement is None:
             return self._alone(pending, keys, optimizer_bytes, oversize)
         return self._agreement.decide(
@@ -78,9 +80,23 @@ class Sampler:
         """Record the kinds of pass that these rungs make of groups with these keys; says whether any was missing."""
         missing = self._probes.missing(keys, dict.fromkeys(rung.retention for rung in rungs))
         if missing:
-            with self._headroom.protected(BACKWARD, "probes"):
+            phase = BACKWARD if self._trains else FORWARD
+            with self._headroom.protected(phase, "probes"):
+                self._require_libraries(phase)
                 self._probes.prepare(missing, shapes)
         return bool(missing)
+
+    def _require_libraries(self, phase: str) -> None:
+        """Refuse to probe where what libraries will take in the phase is not free: it would fail inside a library."""
+        phases = (FORWARD,) if phase == FORWARD else (FORWARD, BACKWARD)
+        names = [f"libraries of {each}" for each in phases]
+        due = sum(claim.size or 0 for claim in self._headroom.claims() if claim.name in names)
+        needed, free = due + self._policy.reserve_bytes, self._device.memory_info().free
+        if free < needed:
+            raise AdmissionRefused(
+                f"nothing can be probed: libraries of {phase} will take {due} B and {free} B are free, "
+                f"{needed - free} B too few with the reserve; free at least that, or lower the claims by it"
+            )
 
     def _record_far(self, keys: Collection[GroupKey], budget: Budget, sample: Sample) -> bool:
         """Record what keeps graphs elsewhere, at the shapes that fit now."""
@@ -147,7 +163,7 @@ class Sampler:
         memory = self._device.memory_info()
         claims = [
             Term("reserve", self._policy.reserve_bytes, Status.BOUNDED, f"policy {self._policy.name}"),
-            *self._headroom.claims(),
+            *(each for each in self._headroom.claims() if self._trains or each.name != f"libraries of {BACKWARD}"),
         ]
         if optimizer_bytes and self._policy.claims_libraries:
             size = optimizer_bytes + LARGE_SEGMENT + SMALL_SEGMENT
