@@ -23,10 +23,11 @@ RECORDINGS = FOLDER.parent / "recordings"
 
 @dataclass(frozen=True)
 class Shipped:
-    """A shipped tape: the files it was fitted from, and what is true of all of them."""
+    """A shipped tape: the files it was fitted from, files to check it on, and what is true of all of them."""
 
     name: str
     recordings: tuple[str, ...]
+    unseen: tuple[str, ...]
     provenance: dict[str, str]
 
     @property
@@ -39,7 +40,12 @@ def shipped_tapes() -> dict[str, Shipped]:
     """Return every shipped tape by name."""
     document = tomllib.loads((FOLDER / "tapes.toml").read_text())
     return {
-        name: Shipped(name, tuple(row["recordings"]), {key: str(value) for key, value in row["provenance"].items()})
+        name: Shipped(
+            name,
+            tuple(row["recordings"]),
+            tuple(row.get("unseen", ())),
+            {key: str(value) for key, value in row["provenance"].items()},
+        )
         for name, row in document.items()
     }
 
