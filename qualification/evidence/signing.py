@@ -139,7 +139,12 @@ def read_signer(path: Path, passphrase: bytes | None = None) -> CryptoSigner:
         key = load(content, passphrase)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: there is no such private key") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except TypeError:
+        words = (
+            "has no passphrase" if passphrase else "is locked by a passphrase; qualify asks for it with --passphrase"
+        )
+        raise ConfigurationError(f"{path}: {words}") from None
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigurationError(f"{path}: is no private key that can be read ({type(error).__name__})") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigurationError(f"{path}: is not an Ed25519 key; make one with ssh-keygen -t ed25519")

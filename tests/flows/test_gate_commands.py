@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from qualification.git import git
 from qualification.records import Ground, ReceiptStatus, Verdict
@@ -160,3 +161,18 @@ def test_the_head_that_moved_away_and_came_back(recorded_here: Recorded) -> None
     assert asked(heads[1]) == (4, "head_moved")
     assert asked(heads[0]) == (0, "adopted")
     assert recorded_here.command("gate", "check").returncode == 4
+
+
+def test_a_locked_key_is_opened_with_its_passphrase_alone(
+    recorded_here: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_here.run("run-1")
+    key = recorded_here.keys / "ada"
+    locked = BestAvailableEncryption(b"right")
+    key.write_bytes(recorded_here.people["ada"].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, locked))
+    refused = recorded_here.command("approve", "--key", str(key))
+    assert (refused.returncode, "is locked by a passphrase" in refused.stderr) == (2, True)
+    answers = iter(["wrong", "right"])
+    monkeypatch.setattr("flows.cli.approve.getpass", lambda _: next(answers))
+    assert recorded_here.command("approve", "--key", str(key), "--passphrase").returncode == 2
+    assert recorded_here.command("approve", "--key", str(key), "--passphrase").returncode == 0

@@ -97,7 +97,7 @@ def test_a_persons_ssh_key_signs_and_its_passphrase_is_needed(tmp_path: Path) ->
     path = tmp_path / "id_ed25519"
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"open sesame")))
     path.chmod(0o600)
-    with pytest.raises(ConfigurationError, match="no private key that can be read"):
+    with pytest.raises(ConfigurationError, match="is locked by a passphrase"):
         read_signer(path)
     signer = read_signer(path, b"open sesame")
     line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
