@@ -13,6 +13,7 @@ import msgspec
 from flows.raw_data import RawData, collect
 from qualification.assignment import Assignment
 from qualification.criteria.observation import Observation, understood
+from qualification.criteria.thresholds import malformed
 from qualification.evidence.blobs import BlobStore
 from qualification.execution.attempt import Attempt
 from qualification.execution.capture import Stamped
@@ -136,6 +137,7 @@ def judge(
     )
     try:
         criteria = tuple(import_module(f"qualification.criteria.{name}").judge(observation))
+        criteria += tuple(filter(None, (malformed(observation),)))
     except Exception as error:  # a judge that stumbles over a worker's data has judged nothing
         return (), Verdict.INCOMPLETE, f"the criteria could not be computed: {type(error).__name__}: {error}"
     if raw.problems:  # what was not kept cannot be judged again

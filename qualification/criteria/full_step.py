@@ -145,7 +145,11 @@ def _saved(observation: Observation, slot: str) -> Mapping[str, StoredTensor] | 
     if name not in observation.artifacts:
         return Unreadable(f"is unknown: {name} is missing")
     tensors = read_tensors(observation.artifacts[name])
-    return Unreadable(f"is unknown: {name} {tensors.reason}") if isinstance(tensors, Unreadable) else tensors
+    if isinstance(tensors, Unreadable):
+        return Unreadable(f"is unknown: {name} {tensors.reason}")
+    flaws = ((key, tensor.flaw()) for key, tensor in tensors.items())
+    flawed = next((f"{key} of {name} {flaw}" for key, flaw in flaws if flaw), None)
+    return Unreadable(f"is unknown: {flawed}") if flawed else tensors
 
 
 def _optimizer_steps(observation: Observation, slot: str) -> Measured:
@@ -153,10 +157,10 @@ def _optimizer_steps(observation: Observation, slot: str) -> Measured:
     if isinstance(tensors, Unreadable):
         return tensors
     counts = [tensor.scalar() for key, tensor in tensors.items() if key.startswith("step/")]
-    moments = [tensor.content for key, tensor in tensors.items() if key.startswith("exp_avg/")]
+    moments = [tensor.values() for key, tensor in tensors.items() if key.startswith("exp_avg/")]
     if not counts or len(set(map(str, counts))) != 1 or isinstance(counts[0], Unreadable):
         return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no single step count")
-    if not any(any(content) for content in moments):
+    if not any(any(values) for values in moments if not isinstance(values, Unreadable)):
         return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no moment other than zero")
     return int(counts[0]) if counts[0].is_integer() else Unreadable(f"is {counts[0]}")
 

@@ -6,7 +6,8 @@ one criterion INCOMPLETE and never takes the others with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,26 @@ class StampedEvent:
         """Return the integer at a path of keys; a fraction or anything else is ``Unreadable``."""
         value = self.figure(*path)
         return Unreadable(f"is no whole number but {value}") if isinstance(value, str) else value
+
+    def flaw(self) -> str | None:
+        """Say what cannot be read as it was sent: the line as a whole, or the place of a value; None if nothing."""
+        if isinstance(self.body, Unreadable):
+            return self.body.reason
+        return next((f"has {place}, which {reason}" for place, reason in _flaws("", self.body)), None)
+
+
+def _flaws(place: str, value: object) -> Iterator[tuple[str, str]]:
+    match value:
+        case Mapping():
+            for key, inner in value.items():
+                yield from _flaws(f"{place}.{key}" if place else str(key), inner)
+        case list():
+            for index, inner in enumerate(value):
+                yield from _flaws(f"{place}[{index}]", inner)
+        case Unreadable():
+            yield place, value.reason
+        case float() if not math.isfinite(value):
+            yield place, "is NaN" if math.isnan(value) else "is infinite"
 
 
 @dataclass(frozen=True)

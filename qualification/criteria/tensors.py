@@ -5,12 +5,29 @@ The format is 8 bytes of little-endian header length, a JSON header with dtype, 
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qualification.figures import Unreadable, read_object
+
+_FORMATS = {
+    "F64": "d",
+    "F32": "f",
+    "F16": "e",
+    "BOOL": "?",
+    "U8": "B",
+    "I8": "b",
+    "U16": "H",
+    "I16": "h",
+    "U32": "I",
+    "I32": "i",
+    "U64": "Q",
+    "I64": "q",
+}
+"""How ``struct`` reads one element, by the name that the file format has for its type."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,32 @@ class StoredTensor:
             return Unreadable(f"is no float32 scalar but {len(self.content)} bytes of {self.dtype}")
         value: float = struct.unpack("<f", self.content)[0]
         return value
+
+    def values(self) -> Iterator[float] | Unreadable:
+        """Return every element as a number; an element type that is not read here is ``Unreadable``."""
+        wide = self.dtype == "BF16"
+        code = _FORMATS.get("F32" if wide else self.dtype)
+        if code is None:
+            return Unreadable(f"holds elements of {self.dtype}, which are not read")
+        if len(self.content) % (2 if wide else struct.calcsize(f"<{code}")):
+            return Unreadable(f"ends inside an element of {self.dtype}")
+        content = _widened(self.content) if wide else self.content
+        return (value for (value,) in struct.iter_unpack(f"<{code}", content))
+
+    def flaw(self) -> str | None:
+        """Say what keeps its elements from all being finite numbers, or None; it completes the sentence "it ..."."""
+        values = self.values()
+        if isinstance(values, Unreadable):
+            return values.reason
+        bad = next((value for value in values if not math.isfinite(value)), None)
+        return None if bad is None else f"holds {bad}"
+
+
+def _widened(content: bytes) -> bytes:
+    """Return bfloat16 elements as float32: they are its upper halves."""
+    wide = bytearray(2 * len(content))
+    wide[2::4], wide[3::4] = content[::2], content[1::2]
+    return bytes(wide)
 
 
 def read_tensors(path: Path) -> Mapping[str, StoredTensor] | Unreadable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from qualification.criteria.observation import Observation
 from qualification.figures import Unreadable
 from qualification.records import Basis, Criterion, Verdict
@@ -15,6 +17,18 @@ def ended(observation: Observation) -> Criterion:
     threshold = Threshold(name="exit_code", direction=Direction.EQUAL, value=0, unit="code")
     reason = "the worker ran out of time" if observation.timed_out else None
     return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
+
+
+def malformed(observation: Observation) -> Criterion | None:
+    """Return an INCOMPLETE criterion that names the first event which cannot be read as it was sent, or None."""
+    flaws = ((event, event.flaw()) for event in observation.events)
+    flawed = [(event, flaw) for event, flaw in flaws if flaw]
+    if not flawed:
+        return None
+    event, flaw = flawed[0]
+    criterion = count("malformed_events", 0, len(flawed), "events")
+    words = f"{criterion.reason}; event {event.sequence} ({event.kind or 'of no kind'}) {flaw}"
+    return msgspec.structs.replace(criterion, basis=Basis.MEASURED, reason=words)
 
 
 def count(name: str, value: int, measured: Measured, unit: str) -> Criterion:

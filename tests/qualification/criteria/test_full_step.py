@@ -153,6 +153,36 @@ def test_optimizer_steps_come_from_the_checkpoint(good: Observation, tmp_path: P
     assert _criterion(replace(good, artifacts=torn), "optimizer_steps_policy").verdict is Verdict.INCOMPLETE
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["exp_avg/a", "exp_avg_sq/a", "parameter/a"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_saved_tensor_that_is_not_finite_is_incomplete_by_name(
+    good: Observation, tmp_path: Path, name: str, value: float, dtype: torch.dtype
+) -> None:
+    files = _checkpoint(tmp_path)
+    path = files["checkpoint/slot-policy.safetensors"]
+    tensors = {"step/a": torch.tensor(3.0), "exp_avg/a": torch.ones(3), "exp_avg_sq/a": torch.ones(3)}
+    save_file({**tensors, name: torch.tensor([1.0, value, 2.0], dtype=dtype)}, path)
+    found = _criterion(replace(good, artifacts=files), "optimizer_steps_policy")
+    assert found.verdict is Verdict.INCOMPLETE
+    assert f"{name} of checkpoint/slot-policy.safetensors holds {value}" in (found.reason or "")
+    assert _criterion(replace(good, artifacts=files), "optimizer_steps_adversary").verdict is Verdict.PASSED
+
+
+def test_moments_of_a_type_that_is_not_read_or_that_are_all_zero_are_incomplete(
+    good: Observation, tmp_path: Path
+) -> None:
+    path = tmp_path / "slot-policy.safetensors"
+    files = {**_checkpoint(tmp_path), "checkpoint/slot-policy.safetensors": path}
+    for moment, said in (
+        (torch.ones(3).to(torch.float8_e4m3fn), "F8_E4M3"),
+        (-torch.zeros(3), "no moment other than zero"),
+    ):
+        save_file({"step/a": torch.tensor(3.0), "exp_avg/a": moment}, path)
+        found = _criterion(replace(good, artifacts=files), "optimizer_steps_policy")
+        assert (found.verdict, said in (found.reason or "")) == (Verdict.INCOMPLETE, True)
+
+
 def test_a_bad_exit_fails(good: Observation) -> None:
     assert _criterion(replace(good, exit_code=1), "exit_code").verdict is Verdict.FAILED
     assert _criterion(replace(good, exit_code=None), "exit_code").verdict is Verdict.INCOMPLETE
