@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from securesystemslib.signer import CryptoSigner
 from sqlalchemy import text
 
 from db.deciding import replay
@@ -13,10 +14,11 @@ from db.engine import reading
 from db.permissions import permitted_by
 from qualification.approvals import NEVER
 from qualification.errors import ConfigurationError, TamperedError, UnknownError
-from qualification.evidence.signing import utc_now
+from qualification.evidence.signing import add_signature, sign, utc_now
+from qualification.evidence.statements import statement
 from qualification.evidence.trust import Trust, load_people
 from qualification.records import Approval, Decision, Ground, ReceiptStatus, Verdict
-from tests.recorded import COMMIT, OTHER_COMMIT, RECEIPT, SOURCE, Recorded
+from tests.recorded import COMMIT, OTHER_COMMIT, RECEIPT, RULES, SOURCE, Recorded
 
 
 def word(recorded: Recorded, run: str, person: str = "ada", action: str = "approve", **changed: object) -> Approval:
@@ -215,3 +217,23 @@ def test_the_head_is_read_again_where_a_run_follows_a_reference(recorded_here: R
     recorded_here.run("run-1", source=msgspec.structs.replace(SOURCE, reference="refs/pull/7/head"))
     assert recorded_here.examine().ruling.row == "head_moved"
     assert recorded_here.examine(address=str(tmp_path)).inputs.head == "unreadable"
+
+
+def test_two_people_are_two_and_one_person_twice_is_one(recorded_here: Recorded) -> None:
+    rules = recorded_here.blob(RULES.replace(b"people = 1", b"people = 2"))
+    recorded_here.run("run-1", rules_sha256=rules)
+    recorded_here.say("ada", word(recorded_here, "run-1"))
+    recorded_here.say("ada", word(recorded_here, "run-1", note="again"))
+    assert recorded_here.examine().ruling.reasons == ("1 of 2 approvals",)
+    recorded_here.say("bo", word(recorded_here, "run-1", "bo"))
+    assert recorded_here.examine().inputs.approved_by == ("ada", "bo")
+    assert recorded_here.examine().ruling.decision is Decision.ADOPTED
+
+
+def test_two_people_may_sign_one_statement(recorded_here: Recorded) -> None:
+    rules = recorded_here.blob(RULES.replace(b"people = 1", b"people = 2"))
+    recorded_here.run("run-1", rules_sha256=rules)
+    signers = [CryptoSigner(recorded_here.people[name]) for name in ("ada", "bo")]
+    envelope = add_signature(sign(statement(word(recorded_here, "run-1")), signers[0]), signers[1])
+    recorded_here.ledger.append(envelope)
+    assert recorded_here.examine().inputs.approved_by == ("ada", "bo")
