@@ -91,9 +91,9 @@ def decide(
 ) -> Decision:
     """Choose the first candidate whose forecast fits the budget; candidates come cheapest first.
 
-    ``forecasts[i]`` belongs to ``candidates[i]``. ``oversize`` is the caller's explicit last resort: when every
-    candidate is known and none fits, the one with the smallest excess is admitted. Raises PlanningError when a
-    forecast was made from another memory sample than the budget.
+    ``forecasts[i]`` belongs to ``candidates[i]``. ``oversize`` is the caller's explicit last resort: when none fits,
+    the known one with the smallest excess is admitted. Raises PlanningError when a forecast was made from another
+    memory sample than the budget.
     """
     _check(forecasts, budget, candidates)
     available = budget.available
@@ -108,13 +108,14 @@ def decide(
                 Outcome.ADMITTED, budget.sample, candidate.ordinal, candidate.rung, demand.required, available,
                 None, _largest(demand.terms), f"{candidate.rung} fits",
             )  # fmt: skip
+    known = [(candidate, demand) for candidate, demand in pairs if demand.known]
     unknown_stages = [stage for _, demand in pairs if not demand.known for stage in _unknown_names(demand)]
-    if unknown_stages:
+    if unknown_stages and not (oversize and known):
         named = ", ".join(dict.fromkeys(unknown_stages))
         return _unplaced(Outcome.UNKNOWN, budget, None, None, f"no tape covers {named}")
-    excesses = [max((demand.required or 0) - available, demand.host - host) for _, demand in pairs]
-    excess, index = min(zip(excesses, range(len(pairs)), strict=True))
-    candidate, demand = pairs[index]
+    excesses = [max((demand.required or 0) - available, demand.host - host) for _, demand in known]
+    excess, index = min(zip(excesses, range(len(known)), strict=True))
+    candidate, demand = known[index]
     largest = _largest((*demand.terms, *budget.claims))
     if not oversize:
         return _unplaced(

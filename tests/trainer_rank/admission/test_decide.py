@@ -117,6 +117,8 @@ def test_an_unknown_claim_admits_nothing_and_is_named() -> None:
 def test_oversize_takes_the_smallest_excess_and_says_by_how_much() -> None:
     decision = decide([_demand(500), _demand(130), _demand(140)], _budget(100), _candidates(3), oversize=True)
     assert (decision.outcome, decision.selected, decision.shortfall) == (Outcome.ADMITTED_OVERSIZED, 1, 30)
+    some = decide([_demand(500), _demand(None)], _budget(100), _candidates(2), oversize=True)
+    assert (some.outcome, some.selected, some.shortfall) == (Outcome.ADMITTED_OVERSIZED, 0, 400)
     assert decide([_demand(None)], _budget(100), _candidates(1), oversize=True).outcome is Outcome.UNKNOWN
 
 
