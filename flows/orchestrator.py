@@ -17,7 +17,6 @@ _ALWAYS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
 }
-_STARTUP_SECONDS = "120"  # the first start creates Prefect's own database, which takes tens of seconds on a slow disk
 
 
 def is_temporary() -> bool:
@@ -43,15 +42,20 @@ def prepare() -> bool:
         os.environ.setdefault(name, value)
     if temporary:
         os.environ["PREFECT_HOME"] = str(home() / "prefect")
-        os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "true"
-        os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = _STARTUP_SECONDS
+        os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"
     return temporary
 
 
 @contextmanager
-def without_heartbeat() -> Iterator[None]:
-    """Switch off the flow's heartbeat, whose thread costs a second at the end and which only a lasting server reads."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+def on_temporary_server() -> Iterator[None]:
+    """Run flows on a server of our own for as long as the context lasts.
 
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    The flow's heartbeat is off: its thread costs a second at the end, and only a lasting server reads it.
+    """
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.temporary_server import temporary_server
+
+    url = temporary_server(home())
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield

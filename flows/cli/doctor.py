@@ -16,6 +16,7 @@ import typer
 
 from flows.cli.exits import ExitCode
 from flows.orchestrator import describe
+from flows.temporary_server import NEEDED_BYTES
 from qualification.environment import installed_version
 from qualification.errors import ConfigurationError, QualificationError
 from qualification.home import home, trust
@@ -82,7 +83,8 @@ def _folders() -> Iterator[Finding]:
     free = shutil.disk_usage(home()).free
     roomy = free >= _ENOUGH_BYTES
     advice = None if roomy else f"free some space: a run keeps its raw data, keep {_ENOUGH_BYTES >> 30} GiB"
-    yield Finding("disk", Health.FINE if roomy else Health.ABSENT, f"{free / 2**30:.1f} GiB free", advice)
+    health = Health.FINE if roomy else Health.ABSENT if free >= NEEDED_BYTES else Health.PROBLEM
+    yield Finding("disk", health, f"{free / 2**30:.1f} GiB free", advice)
 
 
 def _subject() -> Iterator[Finding]:

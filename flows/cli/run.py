@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from flows.orchestrator import describe, prepare, without_heartbeat
+from flows.orchestrator import describe, on_temporary_server, prepare
 from flows.progress import shared
 from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, parse_parameters, validate
 from flows.summary import Summary, as_dict, table
@@ -81,7 +81,7 @@ def run_flow(request: Request) -> Summary:
     """Run the Prefect flow in this process, on the configured server or a temporary one."""
     shared().stage("prefect", describe())
     temporary = prepare()
-    from flows.qualify import qualify
+    with on_temporary_server() if temporary else nullcontext():
+        from flows.qualify import qualify
 
-    with without_heartbeat() if temporary else nullcontext():
         return msgspec.convert(qualify(**msgspec.to_builtins(request)), Summary)

@@ -74,6 +74,40 @@ def test_an_interrupted_run_is_recorded_before_it_ends(
     assert execute(["verify"]) == 0
 
 
+def _servers(home: Path) -> list[str]:
+    """Command lines of servers that were started for runs below ``home``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"prefect.server.api.server" in command and os.fsencode(home) in environment:
+            found.append(command.decode())
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_terminal_s_interrupt_and_a_kill_leave_no_temporary_server(
+    private: Path, trainer: Trainer, waiting: str, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    process = _start(trainer, waiting, private)
+    assert len(_servers(private)) == 1
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as Ctrl-C does: everyone in the foreground group hears it
+    else:
+        process.kill()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert "unexpected" not in said
+    deadline = time.monotonic() + 30
+    while _servers(private):
+        assert time.monotonic() < deadline, _servers(private)
+        time.sleep(0.2)
+
+
 def test_a_killed_run_is_closed_by_a_sweep_once_and_only_once(
     with_server: Path, trainer: Trainer, waiting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
