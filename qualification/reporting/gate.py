@@ -12,7 +12,7 @@ _NEXT = {
     "unverified": "qualify verify",
     "unclean": "qualify evidence show {run}",
     "tampered": "qualify verify",
-    "rehearsal": "qualify run --ground native",
+    "rehearsal": "qualify run --ground native --head {commit}",
     "unapproved": "qualify approve {run}",
     "stale": "qualify run --head {commit}",
     "incomplete": "qualify evidence show {run}",
