@@ -15,6 +15,7 @@ from qualification.execution.probes import host
 from qualification.execution.probes.gpus import SOURCE as GPU_SOURCE
 from qualification.execution.probes.gpus import GpuWatch, is_virtual
 from qualification.execution.probes.trainer import closing
+from qualification.execution.segments import remaining
 from qualification.execution.supervision import Census, Ending, Outcome
 from qualification.execution.supervisor import read_census
 from qualification.records import Lease, Probe, ProbeStatus, Process, Receipt, ReceiptStatus
@@ -213,9 +214,13 @@ def _gpus(footprint: Footprint, watch: GpuWatch | None, seconds: float) -> list[
 
 def _host(footprint: Footprint) -> list[Probe]:
     def memory() -> tuple[host.Values, str | None]:
-        segments, sockets = host.shared_memory(footprint.token), host.sockets(footprint.token)
-        left = (*segments, *sockets)
-        return {"segments": segments, "sockets": sockets}, f"still there: {', '.join(left)}" if left else None
+        known = [segment for outcome in footprint.outcomes for segment in outcome.segments]
+        still = {segment.path for segment in remaining(known)} | set(host.shared_memory(footprint.token))
+        sockets = host.sockets(footprint.token)
+        removed = tuple(sorted({segment.path for segment in known} - still))
+        left = (*sorted(still), *sockets)
+        values: host.Values = {"removed": removed, "segments": tuple(sorted(still)), "sockets": sockets}
+        return values, f"still there: {', '.join(left)}" if left else None
 
     def ports() -> tuple[host.Values, str | None]:
         left = host.listening(footprint.ports)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from qualification.execution.segments import Segment
 from qualification.records import Count, Process, Record
 
 
@@ -70,6 +71,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     """What happened to a supervised command. A negative exit code is the number of the signal that ended it.
 
     ``swept`` existed after the command ended, or when a limit ended it, and are gone; ``leftovers`` are not.
+    ``segments`` are the shared memory segments that it left, removed by now if they could be.
     """
 
     ending: Ending
@@ -81,6 +83,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     sweep_ms: Count
     kill_ms: Count | None
     containment: str
+    segments: tuple[Segment, ...] = ()
     dropped_bytes: dict[str, Count] = msgspec.field(default_factory=dict)
     reason: str | None = None
 
@@ -103,6 +106,7 @@ class Census(Record, frozen=True, kw_only=True):
     supervisor: Process
     processes: tuple[Process, ...] = ()
     cgroup: str | None = None
+    segments: tuple[Segment, ...] = ()
 
 
 def encode(value: msgspec.Struct) -> bytes:

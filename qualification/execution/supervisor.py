@@ -18,6 +18,7 @@ import msgspec
 import qualification
 from qualification.errors import UnknownError
 from qualification.execution.files import write_durably
+from qualification.execution.segments import remaining, remove
 from qualification.execution.supervision import (
     CENSUS_FILE,
     OUTCOME_FILE,
@@ -210,6 +211,8 @@ def recover_outcome(folder: Path, reason: str) -> Outcome:
     if census is None:
         raise UnknownError(f"the supervisor of {folder} never started: see {folder / 'supervisor.log'}")
     swept = sweep_census(census, terminate_seconds=limits.terminate_seconds, kill_seconds=limits.kill_seconds)
+    segments = remaining(census.segments)
+    remove(segments)
     outcome = Outcome(
         ending=Ending.SUPERVISOR_LOST,
         exit_code=None,
@@ -219,6 +222,7 @@ def recover_outcome(folder: Path, reason: str) -> Outcome:
         duration_ms=0,
         sweep_ms=swept.duration_ms,
         kill_ms=swept.kill_ms,
+        segments=segments,
         containment="recorded identities" + (f" and cgroup v2 scope {census.cgroup}" if census.cgroup else ""),
         reason=reason,
     )

@@ -28,6 +28,7 @@ from qualification.execution.environment import lock_files
 from qualification.execution.files import write_durably
 from qualification.execution.identity import Entry, myself, record
 from qualification.execution.probes.trainer import CLOSED, CLOSING
+from qualification.execution.segments import Segment, open_segments, present, remaining, remove
 from qualification.execution.supervision import (
     CENSUS_FILE,
     EVENTS_FILE,
@@ -76,7 +77,9 @@ class Supervisor:
         self.closing: dict[int, float] = {}
         self.started = self.heard_at = time.monotonic()
         self.mandate_until = self._mandate(boottime())
-        self.census_written: tuple[Process, ...] | None = None
+        self.census_written: tuple[tuple[Process, ...], int] | None = None
+        self.segments: set[Segment] = set()
+        self.earlier_segments = present()
         self.next_tick = 0.0
         self._control_pending = b""
 
@@ -194,6 +197,7 @@ class Supervisor:
             self.turn(TICK_SECONDS)
             self.check()
         ended = time.monotonic()
+        self._take_census()
         swept = sweep(
             self.look,
             terminate_seconds=self.specification.limits.terminate_seconds,
@@ -202,7 +206,9 @@ class Supervisor:
             scope=self.scope,
         )
         self.finish()
-        return self.outcome(ended, swept)
+        left = remaining(self.segments)
+        remove(left)
+        return self.outcome(ended, swept, left)
 
     def turn(self, seconds: float) -> None:
         """Serve pipes, reap and pulse for up to ``seconds``."""
@@ -213,7 +219,7 @@ class Supervisor:
         if time.monotonic() >= self.next_tick:
             self.next_tick = time.monotonic() + TICK_SECONDS
             self._pulse()
-            self._write_census(tuple(record(entry) for entry in self.look()))
+            self._take_census()
         if self.ending is not None and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.01))
 
@@ -265,7 +271,7 @@ class Supervisor:
             if not stream.read():
                 return
 
-    def outcome(self, ended: float, swept: Swept) -> Outcome:
+    def outcome(self, ended: float, swept: Swept, segments: tuple[Segment, ...]) -> Outcome:
         """Return the record of the whole run."""
         ended_by_us = self.exit_codes[0] if self.exit_codes else None
         dropped = {log.path.name: log.dropped for log in self.logs if log.dropped}
@@ -281,6 +287,7 @@ class Supervisor:
             sweep_ms=swept.duration_ms,
             kill_ms=swept.kill_ms,
             containment=self.containment,
+            segments=segments,
             dropped_bytes=dropped,
             reason=self.reason,
         )
@@ -302,15 +309,21 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.write(self.status, b".")
 
+    def _take_census(self) -> None:
+        entries = self.look()
+        self.segments |= open_segments(entry.pid for entry in entries) - self.earlier_segments
+        self._write_census(tuple(record(entry) for entry in entries))
+
     def _write_census(self, processes: tuple[Process, ...]) -> None:
-        if processes == self.census_written:
+        if (processes, len(self.segments)) == self.census_written:
             return
-        self.census_written = processes
+        self.census_written = (processes, len(self.segments))
         census = Census(
             token=self.specification.token,
             supervisor=myself(),
             processes=processes,
             cgroup=str(self.scope.folder) if self.scope else None,
+            segments=tuple(self.segments),
         )
         write_durably(self.folder / CENSUS_FILE, encode(census), sync=False)
 

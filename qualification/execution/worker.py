@@ -18,10 +18,14 @@ from typing import Any
 import msgspec
 
 from qualification.errors import ConfigurationError, QualificationError
+from qualification.parameters import check_parameters, parameter
 from qualification.records import Figure, Ground
 
 CONTRACT_VERSION = 1
 """The version of trainer_rank's contract that the workloads are written for."""
+
+UNUSABLE = 2
+"""The exit code of a worker whose job, or subject, could not be used as given."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,10 +52,7 @@ class Context:
 
     def emit(self, event: str, **values: object) -> None:
         """Send one event line to the launcher. Values are integers, strings, and lists and objects of them."""
-        line = json.dumps({"event": event, **values}, separators=(",", ":")) + "\n"
-        rest = line.encode()
-        while rest:
-            rest = rest[os.write(self.events, rest) :]
+        _send(self.events, event, **values)
 
     def emit_event(self, event: Mapping[str, object]) -> None:
         """Send an event of the subject's own; its name is the entry ``event``."""
@@ -62,15 +63,16 @@ class Context:
         self.emit("closing", **values)
         self.emit("close", report=self.contract.close(trainer), **values)
 
-    def parameter(self, name: str, default: int, least: int = 1) -> int:
-        """Return a whole-number parameter of the job, at least ``least``, or its default."""
-        value = self.job.parameters.get(name, default)
-        if type(value) is not int or value < least:
-            workload = self.job.workload
-            raise ConfigurationError(
-                f"parameter {name} of workload {workload} is {value!r}; give a number from {least}"
-            )
-        return value
+    def parameter(self, name: str) -> int:
+        """Return a parameter that the workload declares: as the job gives it, or its default."""
+        return parameter(self.job.workload, self.job.parameters, name)
+
+
+def _send(events: int, event: str, **values: object) -> None:
+    line = json.dumps({"event": event, **values}, separators=(",", ":")) + "\n"
+    rest = line.encode()
+    while rest:
+        rest = rest[os.write(events, rest) :]
 
 
 def load_subject(folder: Path) -> Any:  # noqa: ANN401 - the subject's module is typed by its version alone
@@ -98,7 +100,15 @@ def load_subject(folder: Path) -> Any:  # noqa: ANN401 - the subject's module is
 
 
 def run_job(job: Job, events: int) -> None:
-    """Run the job's workload to its end; every failure is raised."""
+    """Run the job's workload to its end; every failure is said as an event, and raised."""
+    try:
+        _run(job, events)
+    except BaseException as error:
+        _send(events, "failure", type=type(error).__name__, text=str(error)[:2000])
+        raise
+
+
+def _run(job: Job, events: int) -> None:
     if not job.workload.isidentifier():
         raise ConfigurationError(f"workload {job.workload!r} does not exist")
     name = f"qualification.workloads.{job.workload}"
@@ -109,22 +119,19 @@ def run_job(job: Job, events: int) -> None:
         if error.name != name:
             raise
         raise ConfigurationError(f"workload {job.workload!r} does not exist") from error
+    check_parameters(job.workload, job.parameters)
     output = Path(job.output)
     output.mkdir(parents=True, exist_ok=True)
     context = Context(job, contract, output, events)
     context.emit(
         "start", run=job.run, attempt=job.attempt, workload=job.workload, contract=CONTRACT_VERSION, pid=os.getpid()
     )
-    try:
-        workload.run(context)
-    except BaseException as error:
-        context.emit("failure", type=type(error).__name__, text=str(error)[:2000])
-        raise
+    workload.run(context)
     context.emit("end")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job named on the command line. Exit code 0, or 1 with one line on stderr and the event ``failure``."""
+    """Run the job named on the command line: exit code 0, 2 for what cannot be used as given, 1 for other failures."""
     if len(arguments) != 1:
         sys.stderr.write("usage: worker JOB.json\n")
         return 2
@@ -138,7 +145,7 @@ def main(arguments: list[str]) -> int:
         run_job(job, events)
     except QualificationError as error:
         sys.stderr.write(f"worker: {error}\n")
-        return 2
+        return UNUSABLE if isinstance(error, ConfigurationError) else 1
     return 0
 
 

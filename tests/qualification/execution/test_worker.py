@@ -67,7 +67,9 @@ def test_a_subject_that_does_not_speak_the_contract_is_refused_by_name(
     tmp_path: Path, contract: str | None, message: str
 ) -> None:
     code, stderr, events = _run(_job(tmp_path, _subject(tmp_path, contract)))
-    assert (code, events) == (2, [])
+    (event,) = events
+    assert (code, event["event"], event["type"]) == (2, "failure", "ConfigurationError")
+    assert message in str(event["text"])
     assert message in stderr
     assert len(stderr.splitlines()) == 1
 
