@@ -160,7 +160,7 @@ def _result_rows(result: WorkloadResult, read: Read, known_runs: set[str]) -> It
             "workload": result.workload,
             "commit": read.commit,
             "ground": result.ground.value,
-            "card": _text(result.parameters.get("card")),
+            "card": result.card,
             "policy": result.policy.name,
             "policy_sha256": result.policy.sha256,
             "rules_sha256": result.rules_sha256,

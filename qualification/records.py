@@ -129,7 +129,11 @@ class Lease(Record, frozen=True):
 
 
 class WorkloadResult(Record, frozen=True):
-    """What one workload of a run showed. ``requested_by`` names who asked for the run; None means unknown."""
+    """What one workload of a run showed. ``requested_by`` names who asked for the run; None means unknown.
+
+    ``parameters`` are those that were given, not the workload's defaults. ``card`` is the GPUs' name as NVML gives it,
+    or ``virtual``.
+    """
 
     run: str
     attempt: Count
@@ -148,6 +152,7 @@ class WorkloadResult(Record, frozen=True):
     reason: str | None = None
     parameters: dict[str, Figure] = {}
     requested_by: str | None = None
+    card: str | None = None
 
 
 class Process(Record, frozen=True):

@@ -33,10 +33,14 @@ class RulesError(ConfigurationError):
 
 
 class RequiredWorkload(Record, frozen=True):
-    """A workload that must have PASSED on ``ground``, and the figures that it must have shown."""
+    """A workload that must have PASSED on ``ground``, and the figures that it must have shown.
+
+    ``parameters`` are those that it must have been given; none means that it ran with its own defaults.
+    """
 
     name: _Name
     ground: Ground
+    parameters: dict[str, int | str] = {}
     criteria: tuple[Threshold, ...] = ()
 
     @property

@@ -6,7 +6,7 @@ figure or an absent probe is an input of its own. Figures are compared with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -164,11 +164,24 @@ def _deciding(judged: list[tuple[int, Verdict, tuple[str, ...]]]) -> list[tuple[
 def _judged(result: WorkloadResult, required: RequiredWorkload) -> tuple[Verdict, tuple[str, ...]]:
     """Return the worst of the recorded verdict, the recorded criteria, and the rules' thresholds applied again."""
     again = [_again(threshold, result.criteria) for threshold in required.criteria]
+    again += _other_parameters(result, required)
     verdict = worst((result.verdict, fold(result.criteria), *(criterion.verdict for criterion in again)))
     if verdict is Verdict.PASSED:
         return verdict, ()
     told = [criterion.reason for criterion in again if criterion.verdict is not Verdict.PASSED and criterion.reason]
     return verdict, tuple(dict.fromkeys((*told, *_complaints(result))))
+
+
+def _other_parameters(result: WorkloadResult, required: RequiredWorkload) -> Iterator[Criterion]:
+    """Yield an INCOMPLETE criterion when other work was done than the rules ask for."""
+    if result.parameters != required.parameters:
+        given, asked = (_listed(each) for each in (result.parameters, required.parameters))
+        reason = f"it ran with {given}, the rules ask for {asked}"
+        yield Criterion(name="parameters", verdict=Verdict.INCOMPLETE, basis=Basis.MEASURED, reason=reason)
+
+
+def _listed(parameters: Mapping[str, Figure]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(parameters.items())) or "no parameters"
 
 
 def _complaints(result: WorkloadResult) -> Iterator[str]:

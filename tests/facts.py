@@ -76,7 +76,8 @@ def result(
         started_at=started_at,
         duration_ms=1234,
         exit_code=0,
-        parameters={"card": "h200", "updates": 3},
+        parameters={"updates": 3},
+        card="NVIDIA H200",
     )
 
 

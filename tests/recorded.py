@@ -176,7 +176,7 @@ class Recorded:
             duration_ms=1500,
             exit_code=0,
             requested_by="requester",
-            parameters={"card": "h200"},
+            card="NVIDIA H200",
         )
 
 

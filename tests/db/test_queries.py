@@ -33,7 +33,7 @@ def book(recorded: Recorded) -> Recorded:
         source=asked,
         verdict=Verdict.FAILED,
         criteria=(figure("speed", "0.41", Verdict.FAILED),),
-        parameters={"card": "h100"},
+        card="NVIDIA H100",
         leases=(Lease(resource="gpu-1", token=9),),
         started_at="2026-11-29T10:00:00.250000Z",
         receipt=msgspec.structs.replace(RECEIPT, status=ReceiptStatus.DIRTY, reason="pid 7 is alive"),
@@ -68,8 +68,8 @@ def test_runs_are_found_by_everything_people_know_of_them(connection: Connection
     assert names(connection, workload="full_step") == ["run-4", "run-3", "run-2", "run-1"]
     assert names(connection, workload="pressure") == []
     assert names(connection, verdict="FAILED") == ["run-2"]
-    assert names(connection, card="h100") == ["run-2"]
-    assert names(connection, card="h200", verdict="PASSED", pull_request=128) == ["run-1"]
+    assert names(connection, card="NVIDIA H100") == ["run-2"]
+    assert names(connection, card="NVIDIA H200", verdict="PASSED", pull_request=128) == ["run-1"]
     assert names(connection, artifact=log) == ["run-4", "run-2", "run-1"]
     assert names(connection, artifact="0" * 64) == []
 

@@ -156,6 +156,11 @@ def test_good_evidence_adopts() -> None:
         (with_criterion(1, measured="0.5"), "workload_failed", "speed is 0.5 ratio, must be at least 0.97"),
         (with_criterion(1, verdict=Verdict.INCONCLUSIVE, reason="3 pairs"), "inconclusive", "3 pairs"),
         (with_result(verdict=Verdict.INCOMPLETE, reason="the worker died"), "incomplete", "the worker died"),
+        (
+            with_result(parameters={"updates": 1, "longest": 24}),
+            "incomplete",
+            "it ran with longest=24, updates=1, the rules ask for no parameters",
+        ),
         (with_result(ground=Ground.REHEARSAL), "rehearsal", "full_step is rehearsal evidence, native is required"),
         (with_result(started_at="2026-11-16T11:59:59Z"), "stale", "older than the rules allow"),
         (with_result(started_at="2026-11-30T12:05:01Z"), "stale", "of unknown age"),
