@@ -10,19 +10,21 @@ import msgspec
 
 from qualification.errors import ConfigurationError
 from qualification.git import require_commit, require_reference, require_repository
+from qualification.parameters import check_parameters
 from qualification.providers.choose import provider_for
 from qualification.records import Figure, Ground
 from qualification.rules import DEFAULT, RulesDocument, judged_workloads, load_rules
 
 DEFAULT_TIMEOUT_SECONDS = 3600
 DEFAULT_GRACE_SECONDS = 30
+_DIGITS = 18
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One qualification: which source, which policy, what to run, on which ground, under which gate rules.
 
     ``head`` and ``repository`` absent mean the checkout that trainer_rank is imported from. ``workloads`` empty means
-    those that the rules require. ``parameters`` go to every workload as they are; ``timeout_seconds`` bounds
+    those that the rules require. ``parameters`` go to every workload, and must be its own; ``timeout_seconds`` bounds
     each, and ``grace_seconds`` is the wait between TERM and KILL at the end. ``reference`` without a head means the
     commit that the reference names when the run starts. ``run`` names the run; absent, it gets a new name.
     ``image``, by digest, runs the workers in containers. ``once_a_day``: a run of the same commit, policy and rules
@@ -76,6 +78,7 @@ def validate(request: Request) -> tuple[Request, RulesDocument]:
     for name in workloads:
         if name not in known:
             raise ConfigurationError(f"workload {name!r} is not known: use one of {', '.join(sorted(known))}")
+        check_parameters(name, request.parameters)
     if len(set(workloads)) < len(workloads):
         raise ConfigurationError(f"workloads {', '.join(workloads)}: one is named twice")
     filled = msgspec.structs.replace(
@@ -92,5 +95,6 @@ def parse_parameters(pairs: Iterable[str]) -> dict[str, Figure]:
         if not separator or not name.isidentifier() or not value or name in parameters:
             raise ConfigurationError(f"parameter {pair!r} is not NAME=VALUE with a name of its own")
         digits = value.removeprefix("-")
-        parameters[name] = int(value) if digits.isascii() and digits.isdecimal() else value
+        short = len(digits) <= _DIGITS and digits.isascii() and digits.isdecimal()
+        parameters[name] = int(value) if short else value
     return parameters

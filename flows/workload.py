@@ -14,13 +14,14 @@ from flows.raw_data import RawData, collect
 from qualification.assignment import Assignment
 from qualification.criteria.observation import Observation, understood
 from qualification.criteria.thresholds import malformed
+from qualification.errors import ConfigurationError
 from qualification.evidence.blobs import BlobStore
 from qualification.execution.attempt import Attempt
 from qualification.execution.capture import Stamped
 from qualification.execution.launch import Launched
 from qualification.execution.supervision import Ending, Limits
 from qualification.execution.supervisor import TRUSTED
-from qualification.execution.worker import Job
+from qualification.execution.worker import UNUSABLE, Job
 from qualification.figures import Unreadable
 from qualification.records import Artifact, Basis, Criterion, Ground, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
@@ -135,6 +136,8 @@ def judge(
         measured={"duration_ms": outcome.duration_ms, "sweep_ms": outcome.sweep_ms},
         parameters=assignment.parameters,
     )
+    if outcome.exit_code == UNUSABLE and (unusable := _unusable(observation)):
+        return (), Verdict.INCOMPLETE, unusable  # nothing ran that could be held against the policy
     try:
         criteria = tuple(import_module(f"qualification.criteria.{name}").judge(observation))
         criteria += tuple(filter(None, (malformed(observation),)))
@@ -146,6 +149,14 @@ def judge(
         )
     verdict = fold(criteria)
     return criteria, verdict, _reason(outcome.reason, observation, criteria, raw.problems, verdict)
+
+
+def _unusable(observation: Observation) -> str | None:
+    """Return what a worker said of a configuration that it could not use."""
+    said = (
+        event.text("text") for event in observation.of("failure") if event.text("type") == ConfigurationError.__name__
+    )
+    return next(filter(None, said), None)
 
 
 def _reason(

@@ -28,15 +28,15 @@ def run(context: Context) -> None:
     """Try the batch on a fresh card at each level of the ballast."""
     if context.job.ground is not Ground.REHEARSAL:
         raise ConfigurationError("workload ballast needs a virtual card: it takes driver memory past PyTorch")
-    levels = context.parameter("levels", 6, least=2)
-    most, least = context.parameter("most_free", 640_000_000), context.parameter("least_free", 40_000_000)
+    levels = context.parameter("levels")
+    most, least = context.parameter("most_free"), context.parameter("least_free")
     for level in range(levels):
         attempt(context, level, most - (most - least) * level // (levels - 1))
 
 
 def attempt(context: Context, level: int, free: int) -> None:
     """Fill a fresh card until ``free`` bytes are left, then ask for the batch."""
-    contract, seed = context.contract, context.parameter("seed", 593015)
+    contract, seed = context.contract, context.parameter("seed")
     subject = contract.construct(
         ground=context.job.ground.value,
         policy=context.job.policy,
@@ -46,7 +46,7 @@ def attempt(context: Context, level: int, free: int) -> None:
         recordings=context.output / f"level-{level}",
         on_event=lambda event: context.emit_event({**event, "level": level}),
     )
-    lengths = scaled([LOGICAL // REQUESTS] * REQUESTS, context.parameter("scale", 16))
+    lengths = scaled([LOGICAL // REQUESTS] * REQUESTS, context.parameter("scale"))
     sequences = histories(lengths, OWN_PER_MILLION, subject.vocabulary, torch.Generator().manual_seed(seed))
     batch = [
         contract.request(each[:-1], each[1:], slot=SLOT, gradients=False, group="batch", hidden=True)

@@ -22,11 +22,11 @@ SCOPES = ("process", "device")
 def run(context: Context) -> None:
     """Release for device 0 while device 1 is current, under both scopes."""
     subjects = [_construct(context, index) for index in range(2)]
-    live = [_live(subject, context.parameter("seed", 593015)) for subject in subjects]
+    live = [_live(subject, context.parameter("seed")) for subject in subjects]
     for scope in SCOPES:
         for subject in subjects:
             subject.recorder.record(scope)
-            torch.empty(context.parameter("cached", 134_217_728), dtype=torch.uint8, device=subject.device.torch_device)
+            torch.empty(context.parameter("cached"), dtype=torch.uint8, device=subject.device.torch_device)
         with ExitStack() as current:
             current.enter_context(subjects[1].device.activate())
             current.enter_context(subjects[1].device.side_stream())
@@ -44,10 +44,10 @@ def _construct(context: Context, index: int) -> Any:  # noqa: ANN401 - the subje
     return context.contract.construct(
         ground=context.job.ground.value,
         policy=context.job.policy,
-        seed=context.parameter("seed", 593015),
+        seed=context.parameter("seed"),
         slots=("policy",),
         index=index,
-        capacity=context.parameter("capacity", 2_600_000_000),
+        capacity=context.parameter("capacity"),
         recordings=context.output / f"device-{index}",
         on_event=context.emit_event,
     )

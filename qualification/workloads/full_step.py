@@ -28,21 +28,21 @@ class Output(Protocol):
 def run(context: Context) -> None:
     """Train and report; recordings of every step and the last checkpoint stay in the output directory."""
     contract = context.contract
-    seed = context.parameter("seed", 593015)
+    seed = context.parameter("seed")
     subject = contract.construct(
         ground=context.job.ground.value,
         policy=context.job.policy,
         seed=seed,
         slots=SLOTS,
-        capacity=context.parameter("capacity", 0, least=0) or None,
-        adapter_rank=context.parameter("rank", 1, least=0),
-        dropout=context.parameter("dropout", 0, least=0) / 1_000_000,
+        capacity=context.parameter("capacity") or None,
+        adapter_rank=context.parameter("rank"),
+        dropout=context.parameter("dropout") / 1_000_000,
         recordings=context.output,
         on_event=context.emit_event,
     )
     generator = torch.Generator().manual_seed(seed)
-    for update in range(context.parameter("updates", 3)):
-        for batch in range(context.parameter("batches", 6)):
+    for update in range(context.parameter("updates")):
+        for batch in range(context.parameter("batches")):
             requests = ragged_requests(context, subject.vocabulary, generator, f"{update}/{batch}")
             train(context, subject, requests, update)
         report = contract.step(subject)
@@ -63,13 +63,13 @@ def train(context: Context, subject: object, requests: list[object], update: int
 
 def ragged_requests(context: Context, vocabulary: int, generator: torch.Generator, group: str) -> list[object]:
     """Draw one batch: lengths uniform between the bounds, slots alternating, one group."""
-    low, high = context.parameter("shortest", 24), context.parameter("longest", 160)
+    low, high = context.parameter("shortest"), context.parameter("longest")
     requests = []
-    for index in range(context.parameter("requests", 4)):
+    for index in range(context.parameter("requests")):
         length = int(torch.randint(low, high + 1, (), generator=generator))
         tokens = torch.randint(0, vocabulary, (length + 1,), generator=generator)
         slot = SLOTS[index % len(SLOTS)]
-        trains = slot == SLOTS[0] or not context.parameter("frozen", 0, least=0)
+        trains = slot == SLOTS[0] or not context.parameter("frozen")
         requests.append(context.contract.request(tokens[:-1], tokens[1:], slot=slot, gradients=trains, group=group))
     return requests
 

@@ -27,17 +27,17 @@ def run(context: Context) -> None:
     """Run the three parts; every step is recorded."""
     if context.job.ground is not Ground.REHEARSAL:
         raise ConfigurationError("workload oversized needs a virtual card: it makes a plan fail on purpose")
-    contract, seed = context.contract, context.parameter("seed", 593015)
+    contract, seed = context.contract, context.parameter("seed")
     subject = contract.construct(
         ground=context.job.ground.value,
         policy=context.job.policy,
         seed=seed,
         slots=(SLOT,),
-        capacity=context.parameter("capacity", 1_500_000_000),
+        capacity=context.parameter("capacity"),
         recordings=context.output,
         on_event=context.emit_event,
     )
-    lengths = scaled(LENGTHS, context.parameter("scale", 64))
+    lengths = scaled(LENGTHS, context.parameter("scale"))
     sequences = histories(lengths, OWN_PER_MILLION, subject.vocabulary, torch.Generator().manual_seed(seed))
     batch = [contract.request(each[:-1], each[1:], slot=SLOT, group="batch") for each in sequences]
     context.emit("batch", requests=len(batch), logical=sum(lengths))
@@ -60,7 +60,7 @@ def fail(context: Context, subject: object, batch: list[object]) -> None:
     """Let the caller hold the card, allow oversize, and note how the plan failed."""
     device = subject.device  # type: ignore[attr-defined]
     device.empty_cache()
-    held = device.memory_info().free - context.parameter("left_free", 4_194_304)
+    held = device.memory_info().free - context.parameter("left_free")
     ballast = torch.empty(max(held, 1), dtype=torch.uint8, device=device.torch_device)
     before = device.allocated()
     try:

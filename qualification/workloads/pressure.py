@@ -5,7 +5,8 @@ the cache is filled until 0.034734 GB are free. Then (a) the backward, (b) a red
 that reduction after its communicator was rebuilt each want memory that no allocator statistic shows.
 
 Parameters: ``capacity`` of the virtual card (2,600,000,000 B), ``left_free`` (34,734,080 B), ``demand`` of each of (a),
-(b), (c) beside the card's own (8,388,608 B), and of the batch: ``requests``, ``shortest``, ``longest``, ``seed``.
+(b), (c) beside the card's own (8,388,608 B), and of the batch: ``requests``, ``shortest``, ``longest``, ``seed`` and
+``frozen``, as for the workload full_step.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def run(context: Context) -> None:
     """Make the pressure three times over; every call that got its memory is reported as ``met``."""
     if context.job.ground is not Ground.REHEARSAL:
         raise ConfigurationError("workload pressure needs a virtual card; on a GPU use python -m bench.native.release")
-    contract, seed = context.contract, context.parameter("seed", 593015)
-    size = context.parameter("demand", 8_388_608)
+    contract, seed = context.contract, context.parameter("seed")
+    size = context.parameter("demand")
     subject = contract.construct(
         ground=context.job.ground.value,
         policy=context.job.policy,
         seed=seed,
         slots=SLOTS,
-        capacity=context.parameter("capacity", 2_600_000_000),
+        capacity=context.parameter("capacity"),
         demands=[("backward", BACKWARD, size, "cublas"), ("reduction", REDUCTION, size, "nccl")],
         recordings=context.output,
         on_event=context.emit_event,
@@ -54,7 +55,7 @@ def fill(context: Context, subject: object, name: str) -> None:
     """Cache in one segment all that is free but ``left_free`` bytes; recorded, with all up to the next step."""
     device = subject.device  # type: ignore[attr-defined]
     subject.recorder.record(f"pressure-{name}")  # type: ignore[attr-defined]
-    size = (device.memory_info().free - context.parameter("left_free", 34_734_080)) & -_SEGMENT
+    size = (device.memory_info().free - context.parameter("left_free")) & -_SEGMENT
     torch.empty(max(size, 1), dtype=torch.uint8, device=device.torch_device)
     context.emit("filled", size=size, free=device.memory_info().free, reserved=device.reserved())
 

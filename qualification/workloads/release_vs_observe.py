@@ -33,7 +33,7 @@ def run(context: Context) -> None:
 
 
 def _arm(context: Context, arm: str, index: int) -> None:
-    contract, seed = context.contract, context.parameter("seed", 593015)
+    contract, seed = context.contract, context.parameter("seed")
 
     def tell(event: Mapping[str, object]) -> None:
         context.emit_event({**event, "arm": arm})
@@ -44,8 +44,8 @@ def _arm(context: Context, arm: str, index: int) -> None:
         seed=seed,
         slots=SLOTS,
         index=index,
-        capacity=context.parameter("capacity", 2_600_000_000),
-        demands=[("backward", BACKWARD, context.parameter("demand", 8_388_608), "cublas")],
+        capacity=context.parameter("capacity"),
+        demands=[("backward", BACKWARD, context.parameter("demand"), "cublas")],
         recordings=context.output / arm,
         on_event=tell,
     )

@@ -5,7 +5,7 @@ unmeasured, so that probes, caches and libraries are there. The launcher's stamp
 the measurement; the worker's clock is never asked.
 
 Parameters: ``steps`` per measurement (2), ``requests`` per batch (4), ``shortest`` (24) and ``longest`` (160) tokens
-of a request, ``seed`` (593015).
+of a request, ``seed`` (593015), ``frozen`` as for the workload full_step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def run(context: Context) -> None:
         arm: _construct(context, policy, index)
         for index, (arm, policy) in enumerate(zip(ARMS, (BASELINE, context.job.policy), strict=True))
     }
-    generator = torch.Generator().manual_seed(context.parameter("seed", 593015))
+    generator = torch.Generator().manual_seed(context.parameter("seed"))
     batch = ragged_requests(context, arms["A"].vocabulary, generator, "batch")
     for arm, subject in arms.items():
         context.emit("warm", arm=arm, log_probabilities=[_step(context, subject, batch)])
     for number, arm in enumerate(interleaved(MINIMUM_PAIRS)):
         context.emit("measure", number=number, arm=arm)
-        found = [_step(context, arms[arm], batch) for _ in range(context.parameter("steps", 2))]
+        found = [_step(context, arms[arm], batch) for _ in range(context.parameter("steps"))]
         context.emit("measured", number=number, arm=arm, log_probabilities=found)
     for arm, subject in arms.items():
         context.close(subject, arm=arm)
@@ -45,7 +45,7 @@ def _construct(context: Context, policy: str, index: int) -> Any:  # noqa: ANN40
     return context.contract.construct(
         ground=context.job.ground.value,
         policy=policy,
-        seed=context.parameter("seed", 593015),
+        seed=context.parameter("seed"),
         slots=SLOTS,
         index=index if context.job.ground is Ground.REHEARSAL else 0,
         on_event=context.emit_event,
