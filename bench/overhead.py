@@ -18,10 +18,10 @@ import time
 
 REPEATS = 3
 _EMPTY = (
-    "from flows.orchestrator import prepare, without_heartbeat; prepare()\n"
+    "from flows.orchestrator import on_temporary_server, prepare; prepare()\n"
     "from prefect import flow\n"
     "@flow\ndef nothing():\n    pass\n"
-    "with without_heartbeat():\n    nothing()\n"
+    "with on_temporary_server():\n    nothing()\n"
 )
 _QUALIFY = "from flows.cli.main import main; main()"
 _SMALL = ["run", "--json", "--parameter", "updates=1", "--parameter", "batches=1"]
