@@ -25,6 +25,9 @@ from qualification.home import trust
 from qualification.rules import RulesDocument
 from qualification.subject import installed_checkout
 
+SILENCE_SECONDS = 900
+"""A worker that says nothing for so long waits for something outside it, such as a stale build lock."""
+
 DAY = timedelta(hours=20)
 """A daily schedule may fire this early and still mean the next day."""
 
@@ -48,7 +51,11 @@ def qualify_once(
         address = request.repository or (str(installed_checkout()) if request.reference else None)
         _require_head(resolved, address)
         assignment = assign(request, rules, resolved, recorder, request.run or new_run())
-        limits = Limits(wall_seconds=request.timeout_seconds, terminate_seconds=request.grace_seconds)
+        limits = Limits(
+            wall_seconds=request.timeout_seconds,
+            silence_seconds=SILENCE_SECONDS,
+            terminate_seconds=request.grace_seconds,
+        )
         perform(assignment, recorder, progress, limits=limits, image=request.image, cancelled=cancelled)
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run, address=address)
         recorder.record([case.decision()], assignment.subject)

@@ -37,9 +37,10 @@ _NOT_JUDGED = {
     Ending.CALLER_GONE: "the pipeline was killed",
     Ending.SUPERVISOR_LOST: "the supervisor was killed",
     Ending.PROVIDER_FAILED: "the provider could not run the worker to its end",
+    Ending.SILENT: "the worker waited for something",
 }
 """Endings that say nothing about the policy: the result is INCOMPLETE, whatever the worker had done by then."""
-_OVERDUE = (Ending.TIMED_OUT, Ending.SILENT, Ending.CLOSE_TIMED_OUT)
+_OVERDUE = (Ending.TIMED_OUT, Ending.CLOSE_TIMED_OUT)
 
 
 def run_workload(
@@ -73,6 +74,7 @@ def run_workload(
         duration_ms=launched.outcome.duration_ms,
         exit_code=launched.outcome.exit_code,
         reason=reason,
+        card=attempt.card,
     )
 
 
@@ -95,6 +97,7 @@ def result(
     duration_ms: int = 0,
     exit_code: int | None = None,
     reason: str | None = None,
+    card: str | None = None,
 ) -> WorkloadResult:
     """Return the record of one workload of an assignment."""
     return WorkloadResult(
@@ -115,6 +118,7 @@ def result(
         reason=reason,
         parameters=assignment.parameters,
         requested_by=assignment.requested_by,
+        card=card,
     )
 
 

@@ -83,6 +83,14 @@ class Attempt:
             self.held.check()
 
     @property
+    def card(self) -> str | None:
+        """Return the leased devices' name: NVML's of GPUs, ``virtual``; None when nothing is leased or named."""
+        if self.resources and all(is_virtual(resource) for resource in self.resources):
+            return "virtual"
+        names = {reading.name for reading in self.watch.baselines.values()} if self.watch else set()
+        return ", ".join(sorted(name or "unknown" for name in names)) or None
+
+    @property
     def resources(self) -> tuple[str, ...]:
         """Return the leased devices."""
         return tuple(lease.resource for lease in self.held.leases) if self.held else ()
