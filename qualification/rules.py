@@ -20,6 +20,7 @@ import msgspec
 
 from qualification.errors import ConfigurationError
 from qualification.figures import Unreadable, number
+from qualification.parameters import check_parameters
 from qualification.records import Ground, Record, Verdict
 from qualification.verdict import Threshold
 
@@ -128,7 +129,7 @@ def parse_rules(text: bytes, origin: str, known_workloads: Collection[str] | Non
     try:
         rules = msgspec.convert(tomllib.loads(text.decode()), Rules)
         _check(rules, known_workloads)
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, msgspec.ValidationError, ConfigurationError) as error:
         raise RulesError(f"rules {origin}: {error}") from error
     return RulesDocument(rules=rules, text=text, sha256=hashlib.sha256(text).hexdigest())
 
@@ -138,6 +139,8 @@ def _check(rules: Rules, known_workloads: Collection[str] | None) -> None:
         if known_workloads is not None and workload.name not in known_workloads:
             known = ", ".join(sorted(known_workloads)) or "none"
             raise ValueError(f"workload {workload.name!r} is not known; known: {known}")
+        if known_workloads is not None:
+            check_parameters(workload.name, workload.parameters)
         _refuse_twice(f"criteria of {workload.label}", (threshold.name for threshold in workload.criteria))
         for threshold in workload.criteria:
             _check_threshold(workload, threshold)

@@ -65,6 +65,11 @@ def test_a_document_is_read_and_known_by_the_digest_of_its_bytes() -> None:
         ('unit = "percent"', 'unit = "percent"\nplausible_to = 1', "outside its own plausible range"),
         ('"INCOMPLETE"', '"PASSED"', "may not be PASSED"),
         ('["processes", "nvml"]', '["nvml", "nvml"]', "probes of process: 'nvml' is listed twice"),
+        (
+            'ground = "native"',
+            'ground = "native"\nparameters = {update = 3}',
+            "parameter update is not known to workload full_step",
+        ),
         ("format = 1", "format = 2", "Invalid enum value 2"),
         ("format = 1", "format = ", "Invalid value"),
     ],
