@@ -29,10 +29,8 @@ UNRECORDED = ("after lease", "after provision", "mid-workload", "mid-workload, w
 IN_CONTAINERS = (
     "after provision",
     "before hashing",
-    "after blob, before commit",
     "after commit, before teardown",
     "before receipt",
-    "after its commit, before the lease is closed",
 )
 """The boundaries at which it matters where the worker lived; ``test_docker`` kills in the middle of one."""
 

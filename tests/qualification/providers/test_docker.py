@@ -92,7 +92,7 @@ def test_the_trusted_worker_runs_inside_and_its_events_come_out(engine: Engine, 
     path.write_bytes(msgspec.json.encode(job))
     launched = made.launch(path, "work", limits=LIMITS)
     said = [msgspec.json.decode(stamped.event)["event"] for stamped in launched.events()]
-    assert (launched.outcome.exit_code, said) == (2, ["inside"])
+    assert (launched.outcome.exit_code, said) == (2, ["inside", "failure"])
 
 
 def test_what_the_engine_is_asked_for(tmp_path: Path) -> None:

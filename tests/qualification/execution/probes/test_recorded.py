@@ -15,7 +15,7 @@ from tests.scripted_nvml import GPUS, IDLE, TOTAL, ScriptedNvml
 
 RECORDING: dict[str, Any] = json.loads((Path(__file__).parents[4] / "bench/recordings/h200-nvml.json").read_text())
 KILLED = {round(killed["held_gib"]): killed for killed in RECORDING["killed"]}
-SLOWER = 20
+SLOWER = 10
 """The recorded reclaim takes 0.13 s; played this much slower, the polls fall into every part of it."""
 
 
