@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -28,6 +29,7 @@ from qualification.subject import installed_checkout
 SILENCE_SECONDS = 900
 """A worker that says nothing for so long waits for something outside it, such as a stale build lock."""
 
+_REASON_WIDTH = 160
 DAY = timedelta(hours=20)
 """A daily schedule may fire this early and still mean the next day."""
 
@@ -60,7 +62,8 @@ def qualify_once(
         case = examine(recorder.engine, recorder.blobs, trust(), run=assignment.run, address=address)
         recorder.record([case.decision()], assignment.subject)
         recorder.seal()
-        progress.stage("decision", f"{case.ruling.decision}: {case.ruling.reasons[0]}")
+        because = textwrap.shorten(case.ruling.reasons[0], _REASON_WIDTH, placeholder=" ...")
+        progress.stage("decision", f"{case.ruling.decision}: {because}")
         if shown := after_a_run(case, recorder):
             progress.stage("status", shown)
         return summarise(case)

@@ -166,7 +166,8 @@ def _rehearsed(inputs: GateInputs) -> Iterator[str]:
         if standing.ground is not Ground.NATIVE:
             yield f"the rules ask for {standing.label}, and rehearsal evidence can never adopt"
         elif standing.verdict is None and standing.elsewhere is not None:
-            yield f"{standing.workload} is rehearsal evidence, native is required"
+            short = "" if standing.elsewhere is Verdict.PASSED else f", and it is {standing.elsewhere.value}"
+            yield f"{standing.workload} is rehearsal evidence, native is required{short}{_because(standing.reasons)}"
 
 
 def _incomplete(inputs: GateInputs) -> Iterator[str]:

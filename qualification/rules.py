@@ -41,7 +41,7 @@ class RequiredWorkload(Record, frozen=True):
 
     name: _Name
     ground: Ground
-    parameters: dict[str, int | str] = {}
+    parameters: dict[str, int | str] = msgspec.field(default_factory=dict)
     criteria: tuple[Threshold, ...] = ()
 
     @property

@@ -141,13 +141,16 @@ def workload_standing(
         elsewhere=worst(result.verdict for result in others) if others else None,
         age=_age([result for result in here if result.attempt == max(one.attempt for one in here)], rules, now),
         reasons=tuple(dict.fromkeys(reason for _, reasons in deciding for reason in reasons))
-        or tuple(_failures(others)),
+        or tuple(dict.fromkeys(_shortfalls(others))),
     )
 
 
-def _failures(results: Iterable[WorkloadResult]) -> Iterator[str]:
-    for result in results:
-        if result.verdict is Verdict.FAILED:
+def _shortfalls(results: Iterable[WorkloadResult]) -> Iterator[str]:
+    """Yield what the worst results of another ground lack: its failures where there are any."""
+    listed = tuple(results)
+    deciding = worst(result.verdict for result in listed)
+    for result in listed:
+        if result.verdict is deciding and deciding is not Verdict.PASSED:
             yield from _complaints(result)
 
 
@@ -168,7 +171,8 @@ def _judged(result: WorkloadResult, required: RequiredWorkload) -> tuple[Verdict
     verdict = worst((result.verdict, fold(result.criteria), *(criterion.verdict for criterion in again)))
     if verdict is Verdict.PASSED:
         return verdict, ()
-    told = [criterion.reason for criterion in again if criterion.verdict is not Verdict.PASSED and criterion.reason]
+    judged = again if result.criteria or not result.reason else ()  # its one reason says why nothing was judged
+    told = [criterion.reason for criterion in judged if criterion.verdict is not Verdict.PASSED and criterion.reason]
     return verdict, tuple(dict.fromkeys((*told, *_complaints(result))))
 
 
@@ -192,7 +196,7 @@ def _complaints(result: WorkloadResult) -> Iterator[str]:
         if counts is not Verdict.PASSED:
             claimed = " rests on the worker's word" if criterion.basis is Basis.CLAIMED else f" is {counts.value}"
             yield criterion.reason or f"{criterion.name}{claimed}"
-    if not result.criteria:
+    if not result.criteria and not result.reason:
         yield "it has no criteria"
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from flows import raw_data, workload
 from flows.raw_data import collect
 from qualification.evidence.blobs import BlobStore
+from qualification.execution.capture import Stamped
 from qualification.execution.supervision import Ending
 from qualification.records import Basis, Criterion, Verdict
 
@@ -77,3 +79,26 @@ def test_a_result_whose_raw_data_are_not_whole_is_incomplete(
     assert [one.name for one in criteria] == ["steps", "raw_data"]
     assert reason is not None
     assert "link is no plain file" in reason
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "verdict"),
+    [
+        (2, "ConfigurationError", Verdict.INCOMPLETE),
+        (1, "ConfigurationError", Verdict.FAILED),
+        (2, "RuntimeError", Verdict.FAILED),
+    ],
+)
+def test_only_a_worker_that_could_not_use_its_configuration_is_incomplete(
+    folders: tuple[Path, Path, BlobStore], code: int, kind: str, verdict: Verdict
+) -> None:
+    launch, output, blobs = folders
+    said = msgspec.json.encode({"event": "failure", "type": kind, "text": "it needs a virtual card"})
+    events = [Stamped(sequence=0, monotonic_ns=1, rank=0, event=msgspec.Raw(said))]
+    outcome = SimpleNamespace(ending=Ending.EXITED, exit_code=code, duration_ms=1, sweep_ms=1, reason=None)
+    launched = cast(Any, SimpleNamespace(outcome=outcome, events=lambda: events))
+    assignment = cast(Any, SimpleNamespace(ground="native", parameters={}))
+    criteria, found, reason = workload.judge("pressure", assignment, launched, collect(launch, output, blobs))
+    assert found is verdict
+    if verdict is Verdict.INCOMPLETE:
+        assert (criteria, reason) == ((), "it needs a virtual card")

@@ -280,3 +280,14 @@ def test_a_flat_form_that_holds_something_else_is_refused() -> None:
     for broken in ({**flat, "surprise": 1}, {**flat, "run.x": 1}, {**flat, "head": "nowhere"}):
         with pytest.raises(msgspec.ValidationError):
             unflatten(broken)
+
+
+def test_a_rehearsal_that_is_incomplete_says_so_and_what_is_missing() -> None:
+    standing = WorkloadStanding(
+        workload="full_step", ground=Ground.NATIVE, elsewhere=Verdict.INCOMPLETE, reasons=("backwards is missing",)
+    )
+    ruling = decide(msgspec.structs.replace(GOOD, workloads=(standing,)))
+    assert (ruling.decision, ruling.row) == (Decision.HELD, "rehearsal")
+    assert ruling.reasons == (
+        "full_step is rehearsal evidence, native is required, and it is INCOMPLETE (backwards is missing)",
+    )

@@ -241,6 +241,15 @@ def test_a_failed_rehearsal_rejects_and_a_passed_one_holds_without_asking_for_pr
     assert (ruling.row, ruling.reasons) == ("workload_failed", ("full_step FAILED (step 2 ran out of memory)",))
 
 
+def test_a_rehearsal_that_is_incomplete_and_a_run_that_judged_nothing_say_their_one_reason() -> None:
+    lacking = with_result(ground=Ground.REHEARSAL, verdict=Verdict.INCOMPLETE, criteria=(), reason="no such card")
+    (reason,) = decide(inputs(lacking)).reasons
+    assert reason == "full_step is rehearsal evidence, native is required, and it is INCOMPLETE (no such card)"
+    unusable = with_result(verdict=Verdict.INCOMPLETE, criteria=(), reason="it needs a virtual card")
+    (reason,) = decide(inputs(unusable)).reasons
+    assert reason == "full_step on native is INCOMPLETE (it needs a virtual card)"
+
+
 def test_a_requester_that_one_result_lacks_is_unknown() -> None:
     two = attempts(Verdict.PASSED, Verdict.PASSED)
     assert matter(two, RULES).requested_by == ("requester",)
