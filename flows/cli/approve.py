@@ -19,7 +19,7 @@ from qualification.errors import ConfigurationError, NotPermittedError, Tampered
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.signing import pipeline_signer, read_signer, sign, utc_now
 from qualification.evidence.statements import statement
-from qualification.evidence.trust import KeyUse, Trust, load_people
+from qualification.evidence.trust import PEOPLE_FILE, KeyUse, Trust, load_people
 from qualification.home import home, trust
 from qualification.records import Approval, Decision
 from qualification.reporting.gate import explanation
@@ -94,6 +94,10 @@ def speak(
 def signer_of(key: Path | None, *, ask: bool) -> CryptoSigner:
     """Read a person's private key; ``ask`` for its passphrase on the terminal."""
     path = key or Path("~/.ssh/id_ed25519").expanduser()
+    if not path.exists():
+        raise ConfigurationError(
+            f"{path}: there is no such private key; give --key FILE, the key of a person in {trust() / PEOPLE_FILE}"
+        )
     return read_signer(path, getpass(f"passphrase of {path}: ").encode() if ask else None)
 
 
@@ -102,7 +106,8 @@ def permitted_person(signer: CryptoSigner, action: Action) -> tuple[str, str]:
     known = Trust.load(trust()).keys.get(signer.public_key.keyid)
     if known is None or known.use is not KeyUse.PERSON:
         raise NotPermittedError(
-            f"to {action.value} takes a permitted person's key; this one is nobody's in people.toml"
+            f"to {action.value} takes a permitted person's key; this one is nobody's in people.toml; "
+            f"give another with --key, or have its owner added to {trust() / PEOPLE_FILE}"
         )
     people = load_people(trust())
     if why := refusal(known.owner, people, action, utc_now()):

@@ -18,7 +18,7 @@ from qualification.execution.inventory import requested, require_known, take_inv
 from qualification.execution.leases import Holding, LeaseRequest
 from qualification.execution.probes.gpus import GpuReader, unreadable
 from qualification.execution.receipt import RECLAIM_SECONDS, receipt_of_nothing
-from qualification.execution.supervision import Limits, Outcome
+from qualification.execution.supervision import Ending, Limits, Outcome
 from qualification.home import home
 from qualification.providers.choose import provider_for
 from qualification.records import Receipt, ReceiptStatus
@@ -45,7 +45,8 @@ def command(
     """Run any command under the supervisor and print its receipt.
 
     \b
-    Exit code 6 when the receipt is not CLEAN, else 0 if the command exited 0 in time, else 3.
+    Exit code 6 when the receipt is not CLEAN, else 0 if the command exited 0 in time, 2 if it could not be started,
+    else 3.
 
     \b
     Examples:
@@ -110,6 +111,9 @@ def _recover(holding: Holding, reader: GpuReader) -> str | None:
 
 def _answer(receipt: Receipt, outcome: Outcome | None, as_json: bool) -> int:
     typer.echo(msgspec.json.encode(receipt) if as_json else "\n".join(describe(receipt)))
+    if outcome is not None and outcome.ending is Ending.START_FAILED:
+        typer.echo(f"qualify: the command was not started: {outcome.reason}; check its name and rights", err=True)
+        return ExitCode.USAGE if receipt.status is ReceiptStatus.CLEAN else ExitCode.NOT_CLEAN
     if outcome is not None and outcome.reason:
         typer.echo(f"qualify: the command was ended: {outcome.reason}", err=True)
     if receipt.status is not ReceiptStatus.CLEAN:

@@ -88,6 +88,8 @@ def _batches(name: str) -> tuple[Batch, ...]:
         raise InvalidInputError(
             f"{name}: no such file, and no batch of that name; known are {', '.join(incident_names())}"
         )
+    if not path.is_file():
+        raise InvalidInputError(f"{name or repr(name)}: is no regular file; give a batch's file, a batch's name, or -")
     with path.open("rb") as stream:
         return parse_batches(_limited(stream.read(LARGEST_INPUT + 1), name), name)
 
@@ -179,6 +181,8 @@ def _text(plan: BatchPlan) -> Iterator[str]:
         yield ""
         yield from _table(plan)
         yield "GiB for each rank, expected / bound; requests by their index in the batch"
+    for note in dict.fromkeys(note for row in plan.subforwards for note in row.notes):
+        yield f"note: {note}"
     known = assumptions_for(plan.target)
     for each in plan.assumed:
         yield f"assumed {each.name}: {each.meaning}"

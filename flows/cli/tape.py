@@ -131,7 +131,10 @@ def check(
 @app.command()
 def show(
     tape_file: TapeFile,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw live memory by stage into this file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw live memory by stage into this file, which must be named."),
+    ] = None,
     probe: Annotated[str | None, typer.Option("--probe", help="Recording to take apart; the largest if none.")] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -59,7 +59,11 @@ def check(
             else:
                 rows.append(_row(path, result))
                 codes.append(ExitCode.PASSED if result.exact else ExitCode.FAILED)
-    typer.echo(json.dumps({"schema": SCHEMA, "files": rows}, indent=2) if as_json else _table(rows))
+    readable = [row for row in rows if row["peak_allocated"] is not None]
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "files": rows}, indent=2))
+    elif readable:  # the others have their line already
+        typer.echo(_table(readable))
     return strongest(codes)
 
 
@@ -81,8 +85,13 @@ def _row(path: Path, result: ReplayResult) -> dict[str, Any]:
         "events_per_second": round(result.events_per_second),
         "partial": result.partial,
         "divergence": result.divergence._asdict() if result.divergence else None,
-        "notes": list(result.notes),
+        "notes": [*result.notes, *_incomplete(result)],
     }
+
+
+def _incomplete(result: ReplayResult) -> Iterator[str]:
+    if result.divergence is not None and result.divergence.event is not None:
+        yield "the trace is incomplete, or was recorded under other allocator settings; no tape is fitted from it"
 
 
 def _unreadable(path: Path, error: TraceError) -> dict[str, Any]:
@@ -106,14 +115,12 @@ def _padded(line: tuple[str, ...], widths: list[int]) -> Iterator[str]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     divergence = row["divergence"]
-    if row["peak_allocated"] is None:
-        result = "unreadable"
-    elif divergence is None:
+    if divergence is None:
         result = "exact up to out of memory" if row["partial"] else "exact"
     else:
         result = "peaks differ" if divergence["event"] is None else f"diverges at event {divergence['event']}"
     figures = (row["peak_allocated"], row["peak_reserved"], row["events_per_second"])
-    return (row["file"], result, *("-" if figure is None else f"{figure:,}" for figure in figures))
+    return (row["file"], result, *(f"{figure:,}" for figure in figures))
 
 
 def _remarks(row: dict[str, Any]) -> Iterator[str]:

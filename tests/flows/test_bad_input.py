@@ -77,6 +77,8 @@ def _assert_nothing_recorded(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--timeout", "0"], 2, "timeout"),
         (["trace", "check", "no-such-file.json"], 2, "no-such-file.json"),
         (["plan", "no-such-batch.json"], 2, "no-such-batch.json"),
+        (["plan", "/tmp"], 2, "/tmp: is no regular file"),
+        (["plan", ""], 2, "is no regular file"),
         (["gate", "check", "no-such-run"], 2, "no-such-run"),
         (["evidence", "show", "no-such-run"], 2, "no-such-run"),
     ],
@@ -98,6 +100,16 @@ def test_lengths_that_no_batch_has(
     assert execute(["plan", str(batch), "--card", "h200"]) == 2
     assert _one_line(capsys)
     _assert_nothing_recorded(capsys)
+
+
+@pytest.mark.parametrize("form", ["{}", "{}\n{}"])
+def test_a_key_given_twice_in_a_batch(
+    recorded: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
+) -> None:
+    batch = tmp_path / "batch.json"
+    batch.write_text(form.replace("{}", '{"lengths": [8], "lengths": [16]}'))
+    assert execute(["plan", str(batch), "--card", "h200"]) == 2
+    assert "key 'lengths' is given twice" in _one_line(capsys)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x1f\x8b\x08\x00trunc", b"[]", b'{"before": []}'])

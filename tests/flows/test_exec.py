@@ -54,6 +54,17 @@ def test_the_time_limit_fails_the_command_and_the_receipt_stays_clean(capsys: py
     assert (code, receipt["status"], receipt["timed_out"]) == (3, "CLEAN", True)
 
 
+def test_a_command_that_cannot_be_started_is_a_usage_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert execute(["exec", "--reclaim-wait", "1", "--", "/nonexistent"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "not started" in line]
+    assert len(lines) == 1
+    assert "/nonexistent" in lines[0]
+    (tmp_path / "plain.txt").write_text("no program")
+    assert execute(["exec", "--reclaim-wait", "1", "--", str(tmp_path / "plain.txt")]) == 2
+
+
 def test_without_json_the_output_passes_through_and_the_receipt_follows(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(["exec", "--", "sh", "-c", "echo to-out; echo to-err >&2"]) == 0
     shown = capfd.readouterr()

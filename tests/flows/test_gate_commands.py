@@ -44,7 +44,7 @@ def test_from_held_to_adopted_to_rejected_by_people_s_words(recorded_here: Recor
         ("author", (), 7, "author may not approve run run-1: author wrote the commit"),
         ("viewer", (), 7, "viewer is viewer; to approve takes the role approver"),
         ("stranger", (), 7, "this one is nobody's in people.toml"),
-        ("nobody", (), 2, "there is no such private key"),
+        ("nobody", (), 2, "there is no such private key; give --key FILE, the key of a person in "),
         ("ada", ("--days", "8"), 2, "the gate rules let an approval count for 7 days at most"),
     ],
 )

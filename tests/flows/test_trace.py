@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.resources import files
@@ -51,6 +52,24 @@ def test_an_unreadable_file_exits_2_with_one_line_and_the_others_are_still_check
     assert err.count("\n") == 1 and str(cut) in err and "byte 30000" in err
     assert [row["exact"] for row in rows] == [False, True]
     assert rows[0]["peak_allocated"] is None
+
+
+def test_an_unreadable_file_is_one_line_for_people_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "torn.json").write_text("{")
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("torn.json", "byte"), ("pipe", "no regular file"), (".", "no regular file")):
+        assert execute(["trace", "check", str(tmp_path / name)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == captured.err.count(str(tmp_path / name)) == 1
+        assert words in captured.err
+
+
+def test_a_history_that_contradicts_itself_is_called_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    _, rows, _ = check(capsys, CASES / "A02_history_started_late.json")
+    assert "the trace is incomplete" in rows[0]["notes"][-1]
+    execute(["trace", "check", str(CASES / "A02_history_started_late.json")])
+    assert "the trace is incomplete" in capsys.readouterr().out
 
 
 def test_people_get_a_table_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,8 @@ class Trace:
 def load_trace(path: str | Path) -> Trace:
     """Read a trace file; TraceError names the byte or the event that cannot be read."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise TraceError(f"{path}: is no regular file; give a trace as JSON, plain or gzipped")
     try:
         with path.open("rb") as stream:
             text = _unpacked(stream, str(path))

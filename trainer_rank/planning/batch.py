@@ -60,7 +60,7 @@ def parse_batches(text: bytes, source: str) -> tuple[Batch, ...]:
     if not decoded.strip():
         raise InvalidInputError(f'{source}: empty; give {{"lengths": [...], "groups": [[index, ...], ...]}}')
     try:
-        return (_batch(json.loads(decoded), source),)
+        return (_batch(_parsed(decoded), source),)
     except json.JSONDecodeError as error:
         lines = [(number, line) for number, line in enumerate(decoded.splitlines(), 1) if line.strip()]
         if len(lines) < 2 or not error.msg.startswith("Extra data"):
@@ -73,9 +73,20 @@ def parse_batches(text: bytes, source: str) -> tuple[Batch, ...]:
         raise InvalidInputError(f"{source}: not readable as JSON ({error})") from None
 
 
+def _parsed(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    for index, (key, _) in enumerate(pairs):
+        if key in dict(pairs[:index]):
+            raise ValueError(f"key {key!r} is given twice")
+    return dict(pairs)
+
+
 def _line(line: str, source: str) -> Batch:
     try:
-        value = json.loads(line)
+        value = _parsed(line)
     except ValueError as error:
         raise InvalidInputError(f"{source}: not JSON ({error})") from None
     return _batch(value, source)
