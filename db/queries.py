@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,10 @@ from db.models import (
     workload_results,
 )
 from qualification.errors import ConfigurationError
+from qualification.evidence.findings import InvalidEvidence
+from qualification.evidence.signing import unverified_payload
+from qualification.evidence.statements import read_statement
+from qualification.records import Figure, WorkloadResult
 from qualification.reporting.lines import (
     ArtifactLine,
     CriterionLine,
@@ -100,6 +105,7 @@ def run_detail(connection: Connection, run: RunLine) -> RunDetail:
             result=result,
             criteria=tuple(criteria_of(connection, result.sequence)),
             artifacts=tuple(artifacts_of(connection, result.sequence)),
+            parameters=parameters_of(connection, result.sequence),
         )
         for result in run.results
     ]
@@ -109,6 +115,16 @@ def run_detail(connection: Connection, run: RunLine) -> RunDetail:
         decisions=tuple(decisions_of(connection, run.run)),
         words=tuple(words(connection, commit=run.commit)),
     )
+
+
+def parameters_of(connection: Connection, sequence: int) -> dict[str, Figure] | None:
+    """Return the parameters that the result at this sequence was given, from its envelope; None if unreadable."""
+    for _, _, envelope in envelopes(connection, [sequence]):
+        with suppress(InvalidEvidence):
+            fact = read_statement(unverified_payload(envelope)).fact
+            if isinstance(fact, WorkloadResult):
+                return fact.parameters
+    return None
 
 
 def criteria_of(connection: Connection, sequence: int) -> list[CriterionLine]:

@@ -81,6 +81,12 @@ def open_envelope(stored: bytes, trust: Trust) -> Opened:
     return Opened(payload=envelope.payload, signers=tuple(signers), unknown=tuple(unknown))
 
 
+def unverified_payload(stored: bytes) -> bytes:
+    """Return what an envelope holds, whoever signed it: to be shown, never to be decided on. Raises InvalidEvidence."""
+    payload: bytes = _read(stored).payload
+    return payload
+
+
 def _read(stored: bytes) -> Envelope:
     try:
         envelope = Envelope.from_dict(msgspec.json.decode(stored))

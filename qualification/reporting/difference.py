@@ -27,6 +27,7 @@ def _facts(detail: RunDetail) -> Iterator[tuple[str, str]]:
     for one in detail.results:
         workload = one.result.workload
         yield f"{workload} verdict", one.result.verdict
+        yield f"{workload} parameters", one.given
         yield f"{workload} exit code", str(one.result.exit_code)
         for criterion in one.criteria:
             yield f"{workload} {criterion.name}", f"{criterion.measured} {criterion.unit or ''} {criterion.verdict}"

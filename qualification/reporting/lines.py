@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from qualification.records import Figure
+
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs to list; every field given narrows. ``since`` and ``until`` are UTC stamps of a run's start.
@@ -160,11 +162,19 @@ class WordLine(msgspec.Struct, frozen=True):
 
 
 class ResultDetail(msgspec.Struct, frozen=True):
-    """One result with its judged figures and artifacts."""
+    """One result with its judged figures and artifacts, and the parameters given; None where they cannot be read."""
 
     result: ResultLine
     criteria: tuple[CriterionLine, ...]
     artifacts: tuple[ArtifactLine, ...]
+    parameters: dict[str, Figure] | None = None
+
+    @property
+    def given(self) -> str:
+        """Return the parameters in words, for example ``updates=1``."""
+        if self.parameters is None:
+            return "unreadable"
+        return ", ".join(f"{name}={value}" for name, value in sorted(self.parameters.items())) or "none given"
 
 
 class RunDetail(msgspec.Struct, frozen=True):

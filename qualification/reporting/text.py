@@ -161,7 +161,7 @@ def _worst_receipt(run: RunLine) -> Text:
 
 def _heading(one: ResultDetail) -> Text:
     result = one.result
-    where = f"  {result.ground}, attempt {result.attempt}, {result.duration_ms / 1000:.1f} s"
+    where = f"  {result.ground}, attempt {result.attempt}, {result.duration_ms / 1000:.1f} s, parameters: {one.given}"
     reason = f": {result.reason}" if result.reason else ""
     return Text.assemble((result.workload, "bold"), " ", word(result.verdict), where, reason)
 

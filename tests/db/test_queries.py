@@ -14,6 +14,7 @@ from qualification.approvals import NEVER
 from qualification.records import Approval, Criterion, Ground, Lease, ReceiptStatus, Verdict
 from qualification.reporting.difference import differences
 from qualification.reporting.lines import Filter
+from qualification.reporting.text import console, detail_tables
 from tests.recorded import COMMIT, CRITERIA, OTHER_COMMIT, RECEIPT, SOURCE, Recorded
 
 
@@ -137,6 +138,22 @@ def test_two_runs_differ_in_what_was_recorded_and_a_run_does_not_differ_from_its
     assert found["full_step speed"] == ("0.98 backwards PASSED", "0.41 backwards FAILED")
     assert found["receipt of attempt 1"] == ("CLEAN", "DIRTY")
     assert "commit" not in found
+
+
+def test_the_parameters_of_a_result_are_shown_and_compared(recorded: Recorded) -> None:
+    recorded.run("run-1")
+    recorded.run("run-2", parameters={"shortest": 1, "capacity": 0})
+    with reading(recorded.workplace.engine) as connection:
+        first, second = (
+            queries.run_detail(connection, queries.find_run(connection, run)) for run in ("run-1", "run-2")
+        )
+    assert second.results[0].parameters == {"shortest": 1, "capacity": 0}
+    found = {one.what: (one.first, one.second) for one in differences(first, second)}
+    assert found["full_step parameters"] == ("none given", "capacity=0, shortest=1")
+    screen = console()
+    with screen.capture() as shown:
+        screen.print(detail_tables(second))
+    assert "parameters: capacity=0, shortest=1" in shown.get()
 
 
 def test_which_approvals_expire_the_soonest_first(recorded: Recorded) -> None:
