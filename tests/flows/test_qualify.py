@@ -65,6 +65,7 @@ def test_a_worker_that_does_not_do_its_work_never_passes_and_is_recorded(
     assert result["exit_code"] == exit_code
     assert words in result["reason"]
     assert code == (3 if result["verdict"] == "FAILED" else 4)
+    assert result["card"] == "virtual"
     assert summary["subject"]["commit"] == head
     assert summary["receipt"]["status"] == "CLEAN"
     assert summary["decision"]["decision"] != "adopted"
