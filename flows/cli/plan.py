@@ -112,8 +112,7 @@ def _card(name: str, capacity: int | None) -> Card:
 def _plan(batch: Batch, card: Card, assume: list[str], policy: str) -> BatchPlan:
     target = Target(batch.context)
     assumptions = chosen_assumptions(assume, target)
-    _, tape = best_shipped(target)
-    return plan_batch(batch, card, tape, load_policy(policy), assumptions)
+    return plan_batch(batch, card, best_shipped(target), load_policy(policy), assumptions)
 
 
 def _document(plan: BatchPlan) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from trainer_rank.planning.target import EXPERT_LORA, HEAD, OPTIMIZER, RAGGED, T
 RETAINED_PER_LAYER_TOKEN = 7_423
 """Bytes of graph kept per layer and packed token of this rank, BF16 with full recompute. Source: an H200, 4,096 and
 65,536 tokens: 305,485 B a token at 40 layers and 38,273 B at 4, of which the difference is divided by 36 layers."""
+STATE_BYTES = 16
+"""Bytes that a slot holds for each adapter parameter once its optimizer has stepped: BF16 value and gradient, float32
+copy and two moments."""
 HEAD_ROWS = 1_024
 """Rows whose logits exist at once in the chunked head."""
 

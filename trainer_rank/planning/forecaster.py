@@ -1,4 +1,4 @@
-"""Forecast plans for a target from a tape of recorded passes, with what was assumed added by name. Pure.
+"""Forecast plans for a target from a tape that lacks stages, with what was assumed added by name. Pure.
 
 One pass is replayed through the allocator model from the recording's own start. A plan is put together from its passes:
 graphs that wait for the backward add up, the largest working set comes on top; rerun keeps one graph at a time.
@@ -25,14 +25,13 @@ from trainer_rank.planning.assumptions import (
     adapter_parameters,
     further_weights,
 )
+from trainer_rank.planning.peaks import SAMPLE, UNKNOWN, SubforwardPeaks, unknown
 from trainer_rank.planning.target import Target, covers_layers
 from trainer_rank.tapes.compose import PlannedPass, retained, sequential
 from trainer_rank.tapes.forecast import Figures, Forecast, forecast_plan
 from trainer_rank.tapes.forecast import Status as Reach
 from trainer_rank.tapes.tape import Part, Tape
 
-SAMPLE = 0
-"""The one memory sample that a plan without a device is made from."""
 PHASES = ("forward", "caller", "backward")
 """Phases that a recording must mark before graphs of several subforwards can be told apart."""
 OUTPUT_BYTES_PER_ROW = 4
@@ -123,16 +122,16 @@ class TapeForecaster:
     def demand(self, plan: Plan) -> Demand:
         """Forecast a plan; unknown while a stage is neither covered nor assumed."""
         if self.uncovered:
-            return _unknown(self.uncovered)
+            return unknown(self.uncovered)
         passes: list[Pass] = []
         for subforward in plan.subforwards:
             found = self.grown(subforward)
             if isinstance(found, tuple):
-                return _unknown(found)
+                return unknown(found)
             passes.append(found)
         kept = self.kept(plan, passes)
         if kept is None:
-            return _unknown(("retained-graphs",))
+            return unknown(("retained-graphs",))
         return self._weighed(plan, passes, kept)
 
     def _weighed(self, plan: Plan, passes: Sequence[Pass], kept: Sequence[int]) -> Demand:
@@ -160,6 +159,23 @@ class TapeForecaster:
                 Term("caller's loss", caller, Status.BOUNDED, "policy"),
             ),
         )
+
+    def peaks(self, plan: Plan, chosen: bool) -> list[SubforwardPeaks]:
+        """Describe each subforward at its own peak; graphs of the others are included once the plan was chosen."""
+        found = [self.grown(subforward) for subforward in plan.subforwards]
+        known = [made for made in found if not isinstance(made, tuple)]
+        kept = self.kept(plan, known) if chosen and len(known) == len(found) else None
+        others = [0 if kept is None else sum(kept) - kept[number] for number in range(len(found))]
+        return [self._peaks(made, other) for made, other in zip(found, others, strict=True)]
+
+    def _peaks(self, made: Pass | tuple[str, ...], others: int) -> SubforwardPeaks:
+        if isinstance(made, tuple):
+            return SubforwardPeaks(notes=made)
+        expected, bound = (
+            (self.start.allocated + others + each.allocated, self.start.reserved + others + each.reserved)
+            for each in (made.expected, made.bound)
+        )
+        return SubforwardPeaks(*expected, bound, UNKNOWN if self.uncovered else made.reach.value, made.notes)
 
     def kept(self, plan: Plan, passes: Sequence[Pass]) -> list[int] | None:
         """Return what stays of each subforward while another one is at its peak; None when that was never recorded."""
@@ -210,10 +226,6 @@ class TapeForecaster:
 def _held(size: int) -> int:
     """Round up to what the driver hands out."""
     return -(-size // SEGMENT_GRANULE) * SEGMENT_GRANULE
-
-
-def _unknown(stages: tuple[str, ...]) -> Demand:
-    return Demand(SAMPLE, Coverage.UNKNOWN, *(None,) * 6, uncovered=stages)
 
 
 def _raised(figures: Figures, size: int) -> Figures:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.decide import Decision, Outcome
-from trainer_rank.admission.ladder import LADDER, Plan, ladder
+from trainer_rank.admission.ladder import LADDER, Plan, Rung, ladder
 from trainer_rank.admission.planner import choose
 from trainer_rank.allocator.trace import load_trace
 from trainer_rank.devices.cards import Card
 from trainer_rank.packing import slot_groups
 from trainer_rank.planning.assumptions import Assumption
 from trainer_rank.planning.batch import Batch
-from trainer_rank.planning.forecaster import SAMPLE, Base, TapeForecaster
+from trainer_rank.planning.choose_tape import Shelf
+from trainer_rank.planning.composed import ComposedForecaster
+from trainer_rank.planning.forecaster import Base, TapeForecaster
+from trainer_rank.planning.peaks import SAMPLE, PeakForecaster
+from trainer_rank.planning.start import start_of
 from trainer_rank.planning.target import Target, recorded_part, uncovered_stages
 from trainer_rank.policies import Policy
-from trainer_rank.tapes.shipped import RECORDINGS
-from trainer_rank.tapes.tape import Tape
+from trainer_rank.tapes.shipped import RecordedStart, recording_of
+from trainer_rank.tapes.tape import Part, Tape
 
 TIME_PERCENT = {"whole": 100, "split": 100, "rerun": 125}
 """Time against the undivided plan, by counted work with full recompute: forward 1, recompute 1, backward 2; rerun adds
@@ -72,44 +75,67 @@ class BatchPlan:
 
 
 def plan_batch(
-    batch: Batch, card: Card, tape: Tape, policy: Policy, assumptions: Sequence[Assumption] = ()
+    batch: Batch, card: Card, shelf: Shelf, policy: Policy, assumptions: Sequence[Assumption] = ()
 ) -> BatchPlan:
-    """Plan ``batch`` on ``card`` with one tape; every stage that it does not cover must be assumed by name."""
-    return _Planner(batch, card, tape, policy, tuple(assumptions)).plan()
+    """Plan ``batch`` on ``card`` from shipped tapes; every stage that they do not cover must be assumed by name."""
+    return _Planner(batch, card, shelf, policy, tuple(assumptions)).plan()
 
 
 class _Planner:
     def __init__(
-        self, batch: Batch, card: Card, tape: Tape, policy: Policy, assumptions: tuple[Assumption, ...]
+        self, batch: Batch, card: Card, shelf: Shelf, policy: Policy, assumptions: tuple[Assumption, ...]
     ) -> None:
         self.batch = batch
         self.card = card
-        self.tape = tape
+        self.shelf = shelf
+        self.tape = shelf.tape
         self.policy = policy
-        self.assumptions = assumptions
         self.target = Target(batch.context)
         whole = [sub.lengths for group in batch.groups for sub in slot_groups(group)]
-        missing = uncovered_stages(tape, self.target, whole)
+        missing = uncovered_stages(self.tape, self.target, whole)
         self.assumed = tuple(each for each in assumptions if each.name in missing)
         self.uncovered = tuple(stage for stage in missing if stage not in {each.name for each in self.assumed})
-        self.base = _base(tape, self.target, max(map(sum, whole)))
         self.peers = batch.context > 1
+        self.part = recorded_part(self.tape, self.target)
+        self.widest = max(map(sum, whole))
+        self.start = ""
 
     def plan(self) -> BatchPlan:
         impossible = self._impossible()
         if impossible:
             return self._answer(Outcome.REFUSED, impossible)
-        if self.base is None:
+        if self.part is None:
             return self._answer(Outcome.UNKNOWN, f"no tape covers {', '.join(self.uncovered)}")
-        slots = len({shape.slot for shape in self.batch.shapes})
-        forecaster = TapeForecaster(
-            self.base, self.target, slots, self.assumed, self.uncovered, self.policy.caller_bytes_per_token
-        )
-        budget = self._budget(forecaster)
-        if budget is None:
-            held = forecaster.start.reserved + self.card.held_outside("first_backward", self.peers)
-            return self._answer(Outcome.REFUSED, f"the start alone holds {held} B of {self.card.capacity} B")
-        return self._chosen(forecaster, budget)
+        return self._composed(self.shelf.shipped.start) if self.covered else self._added(self.part)
+
+    @property
+    def covered(self) -> bool:
+        """Whether recordings cover every stage, so that nothing is assumed and passes can be composed."""
+        return not self.uncovered and not self.assumed and self.shelf.shipped.start is not None
+
+    @property
+    def slots(self) -> int:
+        return len({shape.slot for shape in self.batch.shapes})
+
+    def _composed(self, recorded: RecordedStart | None) -> BatchPlan:
+        assert recorded is not None
+        start = start_of(recorded, self.target, self.slots)
+        self.start = start.source
+        held = start.snapshot.reserved
+
+        def made(available: int) -> PeakForecaster:
+            caller, requests = self.policy.caller_bytes_per_token, len(self.batch.shapes)
+            return ComposedForecaster(self.shelf, self.target, start, available, caller, requests)
+
+        rungs = [rung for rung in ladder(self.policy.ladder) if rung.retention in self.shelf.retentions]
+        return self._chosen(made, held, rungs)
+
+    def _added(self, part: Part) -> BatchPlan:
+        base = _base(self.tape, part, self.widest)
+        self.start = base.source
+        caller = self.policy.caller_bytes_per_token
+        forecaster = TapeForecaster(base, self.target, self.slots, self.assumed, self.uncovered, caller)
+        return self._chosen(lambda _: forecaster, forecaster.start.reserved, ladder(self.policy.ladder))
 
     def _impossible(self) -> str | None:
         weights = 2 * self.target.geometry.parameters()
@@ -123,11 +149,11 @@ class _Planner:
                 )
         return None
 
-    def _budget(self, forecaster: TapeForecaster) -> Budget | None:
-        """Return the budget before the first forward; None when even its claims do not fit."""
+    def _budget(self, held: int) -> Budget | None:
+        """Return the budget before the first forward, ``held`` bytes reserved; None when even its claims do not fit."""
         now = self.card.held_outside("first_matrix_product", self.peers)
         due = self.card.held_outside("first_backward", self.peers) - now
-        free = self.card.capacity - now - forecaster.start.reserved
+        free = self.card.capacity - now - held
         claims = (
             Term("reserve", self.policy.reserve_bytes, Status.BOUNDED, f"policy {self.policy.name}"),
             Term("libraries", due, Status.MEASURED, f"card {self.card.name}: up to first_backward"),
@@ -136,24 +162,29 @@ class _Planner:
             return None
         return Budget(SAMPLE, free, self.card.capacity, claims)
 
-    def _chosen(self, forecaster: TapeForecaster, budget: Budget) -> BatchPlan:
+    def _chosen(self, made: Callable[[int], PeakForecaster], held: int, rungs: Sequence[Rung]) -> BatchPlan:
+        budget = self._budget(held)
+        if budget is None or budget.available is None:
+            taken = held + self._outside()
+            return self._answer(Outcome.REFUSED, f"the start alone holds {taken} B of {self.card.capacity} B")
+        forecaster = made(budget.available)
         pending = list(self.batch.groups)
         rows: list[SubforwardForecast] = []
         decisions: list[Decision] = []
-        rungs: list[str] = []
+        used: list[str] = []
         while pending:
-            choice = choose(pending, ladder(self.policy.ladder), forecaster, budget)
+            choice = choose(pending, rungs, forecaster, budget)
             decisions.append(choice.decision)
             plan = choice.plan or Plan("whole", slot_groups(pending[0]))
             first = len(self.batch.groups) - len(pending)
             rows += _rows(forecaster, plan, first, self._outside(), choice.plan is not None)
-            rungs += [plan.rung] if choice.plan is not None else []
+            used += [plan.rung] if choice.plan is not None else []
             pending = pending[choice.units :]
         outcomes = {decision.outcome for decision in decisions}
         outcome = next(each for each in (Outcome.REFUSED, Outcome.UNKNOWN, Outcome.ADMITTED) if each in outcomes)
         reason = next(each.reason for each in decisions if each.outcome is outcome)
         order = [rung.name for rung in LADDER]
-        rung = max(rungs, key=order.index) if outcome is Outcome.ADMITTED else None
+        rung = max(used, key=order.index) if outcome is Outcome.ADMITTED else None
         return self._answer(outcome, reason, rung, tuple(rows), budget.available, tuple(decisions))
 
     def _outside(self) -> int:
@@ -179,16 +210,19 @@ class _Planner:
             uncovered=self.uncovered,
             assumed=self.assumed,
             scope=self._scope(),
-            start="" if self.base is None else self.base.source,
+            start=self.start,
             available=available,
             decisions=decisions,
             time_percent=None if rung is None else TIME_PERCENT[rung],
         )
 
     def _scope(self) -> str:
-        if self.base is None:
+        if self.part is None:
             return "nothing: no recording has this topology"
-        recorded = f"recorded passes of {self.base.part.layers} layers at context parallel size {self.batch.context}"
+        way = "composed from recorded" if self.covered else "recorded"
+        repeated = self.covered and self.part.layers != self.target.geometry.layers
+        layers = f"{self.part.layers} layers" + (f", repeated to {self.target.geometry.layers}," if repeated else "")
+        recorded = f"{way} passes of {layers} at context parallel size {self.batch.context}"
         added = f", and by assumption {', '.join(each.name for each in self.assumed)}" if self.assumed else ""
         left = f"; without {', '.join(self.uncovered)}" if self.uncovered else ""
         return recorded + self._elsewhere() + added + left
@@ -198,45 +232,27 @@ class _Planner:
         return "" if recorded_on == self.card.name else f" on card {recorded_on}"
 
 
-def _base(tape: Tape, target: Target, widest: int) -> Base | None:
+def _base(tape: Tape, part: Part, widest: int) -> Base:
     """Return the start that was recorded nearest to the widest subforward on as many ranks."""
-    part = recorded_part(tape, target)
-    if part is None:
-        return None
     probes = [probe for path in part.paths for probe in path.probes]
     nearest = min(probes, key=lambda probe: abs(probe.features["packed_tokens"] * part.context - widest))
-    name = Path(nearest.source).name
-    return Base(tape, part, load_trace(RECORDINGS / name).before, name)
+    return Base(tape, part, load_trace(recording_of(nearest.source)).before, nearest.source)
 
 
-def _rows(forecaster: TapeForecaster, plan: Plan, group: int, outside: int, chosen: bool) -> list[SubforwardForecast]:
-    """Describe each subforward at its own peak; graphs of the others are included once a plan was chosen."""
-    found = [forecaster.grown(subforward) for subforward in plan.subforwards]
-    known = [made for made in found if not isinstance(made, tuple)]
-    kept = forecaster.kept(plan, known) if chosen and len(known) == len(found) else None
-    rows = []
-    for number, (subforward, made) in enumerate(zip(plan.subforwards, found, strict=True)):
-        figures: list[int] = []
-        if not isinstance(made, tuple):
-            others = 0 if kept is None else sum(kept) - kept[number]
-            for size in (made.expected, made.bound):
-                allocated = forecaster.start.allocated + others + size.allocated
-                reserved = forecaster.start.reserved + others + size.reserved
-                figures += [allocated, reserved, reserved + outside]
-        status = "unknown" if isinstance(made, tuple) or forecaster.uncovered else made.reach.value
-        rows.append(
-            SubforwardForecast(
-                group=group,
-                requests=subforward.indices,
-                slot=subforward.key.slot,
-                packed_tokens=subforward.packed_tokens,
-                rung=plan.rung,
-                status=status,
-                allocated=figures[0] if figures else None,
-                reserved=figures[1] if figures else None,
-                device_used=figures[2] if figures else None,
-                bound=(figures[3], figures[4], figures[5]) if figures else None,
-                notes=made if isinstance(made, tuple) else made.notes,
-            )
+def _rows(forecaster: PeakForecaster, plan: Plan, group: int, outside: int, chosen: bool) -> list[SubforwardForecast]:
+    return [
+        SubforwardForecast(
+            group=group,
+            requests=subforward.indices,
+            slot=subforward.key.slot,
+            packed_tokens=subforward.packed_tokens,
+            rung=plan.rung,
+            status=found.status,
+            allocated=found.allocated,
+            reserved=found.reserved,
+            device_used=None if found.reserved is None else found.reserved + outside,
+            bound=None if found.bound is None else (*found.bound, found.bound[1] + outside),
+            notes=found.notes,
         )
-    return rows
+        for subforward, found in zip(plan.subforwards, forecaster.peaks(plan, chosen), strict=True)
+    ]

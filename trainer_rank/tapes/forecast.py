@@ -154,21 +154,23 @@ def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapsho
     widest = [expected, *_alternatives(choices, likely, turns, start)]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
     extrapolated = any(each.extrapolated for each in choices)
-    share = 16 if extrapolated else 64
+    margin = margins(allocated - start.allocator.allocated, reserved - start.allocator.reserved, extrapolated)
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),
-        Figures(
-            allocated + (allocated - start.allocator.allocated) // (4 * share),
-            reserved + (reserved - start.allocator.reserved) // share + LARGE_SEGMENT,
-            None,
-        ),
+        Figures(allocated + margin.allocated, reserved + margin.reserved, None),
         expected.number,
         expected.stage,
         expected.turns,
         expected.streams,
         notes=tuple(dict.fromkeys(note for each in choices for note in each.notes)),
     )
+
+
+def margins(allocated: int, reserved: int, extrapolated: bool) -> Figures:
+    """Return what the bound adds to a growth of so many bytes: it never shrinks when the growth is larger."""
+    share = 16 if extrapolated else 64
+    return Figures(allocated // (4 * share), reserved // share + LARGE_SEGMENT, None)
 
 
 class _Replayed(NamedTuple):

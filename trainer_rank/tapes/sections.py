@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from trainer_rank.errors import TapeError
 from trainer_rank.tapes.passes import Action, Operation
@@ -21,23 +21,21 @@ from trainer_rank.tapes.tape import Path
 _INSTANCE = re.compile(r"(?P<pattern>(?:.*/)?(?P<section>[^/]+))/(?P<index>\d+)")
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Operations [first, end) under one stage; ``index`` is its instance, None outside the section."""
+class _Run(NamedTuple):
+    """Operations [first, end) under one stage; ``instance`` is its number, None outside the section."""
 
     stage: str
     pattern: str
-    index: int | None
+    instance: int | None
     first: int
     end: int
 
 
-@dataclass(frozen=True)
-class _Home:
+class _Home(NamedTuple):
     """Where an allocation is born, or an ancestor dies: its run's pattern and instance, and its place there."""
 
     pattern: str
-    index: int | None
+    instance: int | None
     place: int
 
 
@@ -64,7 +62,7 @@ class _Stretch:
         self.path = path
         self.section = section
         self.runs = list(_runs(path, section))
-        indices = sorted({run.index for run in self.runs if run.index is not None})
+        indices = sorted({run.instance for run in self.runs if run.instance is not None})
         if indices != list(range(len(indices))):
             raise TapeError(f"section {section} has instances {indices}; numbers from 0 without gaps are needed")
         self.count = len(indices)
@@ -109,7 +107,7 @@ class _Stretch:
         return Counter(
             (run.pattern, action, stream, self._explanation(subject))
             for run in self.runs
-            if run.index == index
+            if run.instance == index
             for action, subject, stream in self.path.operations[run.first : run.end]
             if action is not Action.RELEASE
         )
@@ -121,7 +119,7 @@ class _Stretch:
         return tuple(
             (run.pattern, tuple(self._relative(each, index) for each in self.path.operations[run.first : run.end]))
             for run in self.runs
-            if run.index == index
+            if run.instance == index
         )
 
     def _relative(self, operation: Operation, index: int) -> Hashable:
@@ -129,7 +127,7 @@ class _Stretch:
         if action is Action.RELEASE:
             return action
         home = self.homes[subject]
-        distance = ("outside", subject) if home.index is None else (home.pattern, home.index - index)
+        distance = ("outside", subject) if home.instance is None else (home.pattern, home.instance - index)
         return action, stream, self._explanation(subject), distance, home.place
 
 
@@ -149,9 +147,9 @@ def _homes(path: Path, runs: Sequence[_Run]) -> dict[int, _Home]:
     for run in runs:
         for action, subject, _ in path.operations[run.first : run.end]:
             if subject not in homes and action is not Action.RELEASE and (subject < 0 or action is Action.ALLOCATE):
-                place = places.setdefault((run.pattern, run.index), 0)
-                homes[subject] = _Home(run.pattern, run.index, place)
-                places[run.pattern, run.index] = place + 1
+                place = places.setdefault((run.pattern, run.instance), 0)
+                homes[subject] = _Home(run.pattern, run.instance, place)
+                places[run.pattern, run.instance] = place + 1
     return homes
 
 
@@ -186,29 +184,34 @@ class _Rebuild:
         """Yield every run to write, with the instance that it becomes."""
         last = self.first + max(self.period, -self.more)
         before = -1
-        for inside, group in groupby(self.source.runs, lambda run: run.index in range(self.first, last)):
+        for inside, group in groupby(self.source.runs, lambda run: run.instance in range(self.first, last)):
             runs = list(group)
             if not inside:
                 for run in runs:
-                    yield run, run.index if run.index is None or run.index < self.first else run.index + self.more
-                    before = -1 if run.index is None else run.index
+                    yield (
+                        run,
+                        run.instance if run.instance is None or run.instance < self.first else run.instance + self.more,
+                    )
+                    before = -1 if run.instance is None else run.instance
             elif self.more > 0:
                 ascending = 0 <= before < self.first or (before < 0 and self.first == 0)
                 shifts = range(0, self.more + 1, self.period)
                 for shift in shifts if ascending else reversed(shifts):
-                    yield from ((run, run.index + shift) for run in runs if run.index is not None)
+                    yield from ((run, run.instance + shift) for run in runs if run.instance is not None)
 
     def _emit(self, run: _Run, index: int | None) -> None:
         stage = run.stage if index is None else f"{run.pattern}/{index}"
         self.stages.append((len(self.operations), stage))
-        for action, subject, stream in self.source.path.operations[run.first : run.end]:
+        homes, names = self.source.homes, self.names
+        for operation in self.source.path.operations[run.first : run.end]:
+            action, subject, stream = operation
             if action is Action.RELEASE:
-                self.operations.append(Operation(action, subject, stream))
+                self.operations.append(operation)
                 continue
-            home = self._moved(self.source.homes[subject], run.index, index)
-            name = self.names.get(home)
+            home = self._moved(homes[subject], run.instance, index)
+            name = names.get(home)
             if name is None:
-                name = self.names[home] = self._new(subject)
+                name = names[home] = self._new(subject)
             self.operations.append(Operation(action, name, stream))
 
     def _new(self, subject: int) -> int:
@@ -220,11 +223,17 @@ class _Rebuild:
         return ~(len(self.ancestors) - 1)
 
     def _moved(self, home: _Home, old: int | None, new: int | None) -> _Home:
-        """Return where the block lives now: over the same distance from an instance, at its own place otherwise."""
-        if home.index is None:
+        """Return where the block lives now: over the same distance from an instance, at its own place otherwise.
+
+        What spans all that is repeated, the last layer's output freed in the first one, keeps to both ends instead.
+        """
+        own = home.instance
+        if own is None:
             return home
-        if old is not None and new is not None:
-            return _Home(home.pattern, home.index + new - old, home.place)
+        if old is not None and new is not None and not self._spans(min(own, old), max(own, old)):
+            return _Home(home.pattern, own + new - old, home.place)
         kept = self.first + (self.period if self.more > 0 else 0)
-        moved = home.index if home.index < kept else home.index + self.more
-        return _Home(home.pattern, moved, home.place)
+        return _Home(home.pattern, own if own < kept else own + self.more, home.place)
+
+    def _spans(self, low: int, high: int) -> bool:
+        return low < self.first and high >= self.first + max(self.period, -self.more)

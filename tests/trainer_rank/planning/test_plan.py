@@ -10,12 +10,18 @@ from trainer_rank.admission.decide import Outcome
 from trainer_rank.allocator.trace import load_trace
 from trainer_rank.devices.cards import load_card
 from trainer_rank.errors import InvalidInputError
+from trainer_rank.features import plan_features
+from trainer_rank.geometry import Topology
 from trainer_rank.planning.assumptions import adapter_parameters, assumptions_for, chosen_assumptions
 from trainer_rank.planning.batch import Batch, load_incident, parse_batches
+from trainer_rank.planning.choose_tape import Shelf, best_shipped
 from trainer_rank.planning.plan import BatchPlan, plan_batch
+from trainer_rank.planning.start import start_of
 from trainer_rank.planning.target import Target, uncovered_stages
 from trainer_rank.policies import load_policy
-from trainer_rank.tapes.shipped import RECORDINGS, load_shipped
+from trainer_rank.tapes.envelope import Envelope
+from trainer_rank.tapes.paths import candidates, find_part
+from trainer_rank.tapes.shipped import RECORDINGS, load_shipped, shipped_tapes
 from trainer_rank.tapes.tape import Tape
 
 FOUR_LAYERS = "qwen3_6-35b-a3b-4-layers-h200"
@@ -30,7 +36,7 @@ def batch(**keys: Any) -> Batch:
 def plan(what: Batch, *assume: str, capacity: int = CARD.capacity) -> BatchPlan:
     card = replace(CARD, capacity=capacity)
     assumptions = chosen_assumptions(assume, Target(what.context))
-    return plan_batch(what, card, load_shipped(FOUR_LAYERS), load_policy("forecast"), assumptions)
+    return plan_batch(what, card, Shelf(shipped_tapes()[FOUR_LAYERS]), load_policy("forecast"), assumptions)
 
 
 def check_rows(made: BatchPlan) -> None:
@@ -182,3 +188,67 @@ def test_a_tape_covers_a_stage_when_a_recording_shows_it() -> None:
     assert uncovered_stages(tape, Target(1), [(3, 4)]) == ()
     assert uncovered_stages(covering(everything, 40, ("optimizer",)), Target(1), [(3, 4)]) == ("expert-lora",)
     assert uncovered_stages(covering({"packed_tokens": 10}, 4, ("step",)), Target(1), [(3, 4)]) == EVERYTHING
+
+
+def test_incident_a_is_replanned_from_recordings_of_every_stage() -> None:
+    """Nothing is assumed: adapters, head and optimizer were recorded, and two recorded periods of layers repeat."""
+    made = plan_batch(load_incident("incident-a"), CARD, best_shipped(Target(1)), load_policy("forecast"))
+    assert (made.outcome, made.rung, made.uncovered, made.assumed) == (Outcome.ADMITTED, "rerun", (), ())
+    assert made.time_percent == 125
+    check_rows(made)
+    assert len(made.subforwards) > 1
+    assert all(row.status == "extrapolated" for row in made.subforwards)
+    assert all(row.bound is not None and row.bound[2] <= CARD.capacity for row in made.subforwards)
+    (decision,) = made.decisions
+    assert decision.required is not None and decision.available is not None
+    assert decision.required <= decision.available
+
+
+def test_a_composed_plan_starts_from_what_was_measured_at_forty_layers() -> None:
+    """Measured on an H200 at 40 layers before an optimizer had stepped: 69,820,081,664 B; its states take 12 B each."""
+    recorded = shipped_tapes()["qwen3_6-35b-a3b-lora-h200"].start
+    assert recorded is not None
+    start = start_of(recorded, Target(1), slots=1).snapshot.allocated
+    measured = 69_820_081_664 + 12 * adapter_parameters(Target(1))
+    assert start == pytest.approx(measured, rel=2e-3)
+    assert start_of(recorded, Target(1), slots=2).snapshot.allocated - start == pytest.approx(
+        16 * adapter_parameters(Target(1)), abs=2 << 20
+    )
+
+
+def test_the_bytes_of_a_further_layer_are_those_of_the_recordings() -> None:
+    shipped = shipped_tapes()["qwen3_6-35b-a3b-lora-h200"]
+    assert shipped.start is not None
+    four, eight = (
+        load_trace(RECORDINGS / f"lora/h200_megatron_cp1_L{layers}_2x2048_device.json.gz").before.allocated
+        for layers in (4, 8)
+    )
+    assert 4 * shipped.start.layer_bytes == eight - four
+
+
+def test_a_short_batch_of_one_card_fits_whole_and_a_small_card_refuses_it() -> None:
+    short = batch(lengths=[512, 2_000, 700])
+    shelf, policy = best_shipped(Target(1)), load_policy("forecast")
+    made = plan_batch(short, CARD, shelf, policy)
+    assert (made.outcome, made.rung, made.time_percent) == (Outcome.ADMITTED, "whole", 100)
+    check_rows(made)
+    refused = plan_batch(short, replace(CARD, capacity=74 * 10**9), shelf, policy)
+    assert (refused.outcome, refused.rung) == (Outcome.REFUSED, None)
+    assert refused.subforwards[0].reserved is None and (refused.subforwards[0].allocated or 0) > 70 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "peak"),
+    [(16, 4_096, 1_845_597_696), (16, 65_536, 26_431_131_648), (40, 4_096, 2_248_250_880), (40, 16_384, 8_237_898_240)],
+)
+def test_repeated_layers_meet_steps_that_were_run_with_them(layers: int, rows: int, peak: int) -> None:
+    """Growth of allocated measured on an H200 at layer counts that no fit has seen (bench/recordings/h200-megatron)."""
+    tape = load_shipped("qwen3_6-35b-a3b-lora-h200")
+    geometry = Target(1).geometry.with_layers(layers)
+    target = Target(1, geometry)
+    features = plan_features([rows // 2] * 2, geometry, Topology(), adapter_bytes=2 * adapter_parameters(target))
+    part, _ = find_part(tape, 1, layers)
+    assert part is not None
+    grown = Envelope(tape, candidates(part, features)[0]).growth(features)
+    assert grown is not None
+    assert grown.requested == pytest.approx(peak, rel=6e-4)
