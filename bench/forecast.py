@@ -21,7 +21,7 @@ from trainer_rank.tapes.compose import PlannedPass, sequential
 from trainer_rank.tapes.envelope import Envelope
 from trainer_rank.tapes.forecast import forecast_plan
 from trainer_rank.tapes.paths import candidates, find_part
-from trainer_rank.tapes.shipped import RECORDINGS, load_shipped
+from trainer_rank.tapes.shipped import RECORDINGS, load_shipped, shipped_tapes
 from trainer_rank.tapes.tape import Tape
 
 TAPE = "qwen3_6-35b-a3b-4-layers-h200"
@@ -34,6 +34,7 @@ def main() -> None:
     """Print accuracy on unseen recordings, then times and how they grow."""
     traces = [load_trace(path) for path in sorted(RECORDINGS.glob("*.gz"))]
     _accuracy(traces)
+    _adapters()
     _beyond(traces)
     _decisions(traces)
     _growth(traces)
@@ -52,6 +53,28 @@ def _accuracy(traces: list[Trace]) -> None:
             f"{'none' if line is None else f'{line:+.2f}%':>11} {'holds' if compared.bound_holds else 'FAILS':>6} "
             f"{slack.allocated / 2**30:6.2f} {slack.reserved / 2**30:6.2f} GiB"
         )
+
+
+def _adapters() -> None:
+    """Print unseen recordings with adapters, head and optimizer: other layer counts, then each shape left out."""
+    print(f"\n{'with adapters, head and optimizer':38} {'from':>12} {'allocated':>11} {'reserved':>11} {'bound':>6}")
+    for name, shipped in shipped_tapes().items():
+        tape = load_shipped(name)
+        for file in shipped.unseen:
+            _row(load_trace(RECORDINGS / file), tape, "8 layers")
+        if shipped.unseen:
+            traces = [load_trace(RECORDINGS / file) for file in shipped.recordings]
+            for unseen in traces:
+                _row(unseen, fit([trace for trace in traces if trace is not unseen]), "other shapes")
+
+
+def _row(unseen: Trace, tape: Tape, known: str) -> None:
+    compared = compare(tape, unseen)
+    assert compared.allocated_error is not None and compared.reserved_error is not None
+    print(
+        f"{_name(unseen).removeprefix('h200_megatron_'):38} {known:>12} {compared.allocated_error:+10.4f}% "
+        f"{compared.reserved_error:+10.4f}% {'holds' if compared.bound_holds else 'FAILS':>6}"
+    )
 
 
 def _beyond(traces: list[Trace]) -> None:

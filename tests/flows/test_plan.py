@@ -39,6 +39,14 @@ def test_incident_b_is_unknown_and_lists_every_uncovered_stage(capsys: pytest.Ca
     assert document["card"] == {"name": "h200", "capacity": 150_109_880_320}
 
 
+def test_incident_a_is_replanned_with_nothing_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = plan(capsys, "incident-a", "--card", "h200-incident")
+    assert (code, document["outcome"], document["rung"], document["time_percent"]) == (0, "admitted", "rerun", 125)
+    assert document["uncovered"] == document["assumed"] == []
+    assert sorted(index for row in document["subforwards"] for index in row["requests"]) == list(range(19))
+    assert all(row["bound"]["device_used"] <= 150_121_021_440 for row in document["subforwards"])
+
+
 def test_under_assumptions_the_plan_and_the_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, document = plan(capsys, "incident-b", *ASSUMED)
     assert (code, document["outcome"], document["rung"], document["uncovered"]) == (0, "admitted", "rerun", [])
