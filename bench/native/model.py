@@ -101,8 +101,9 @@ def _retention(rows: list[dict[str, Any]]) -> str:
 def _ragged(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
-            f"Random ragged batches of up to {result['largest']:,} tokens in a process whose kernels had not met these "
-            f"sizes, each variant for at most {result['limit_s']:.0f} s:",
+            f"Random ragged batches of up to {result['largest']:,} tokens, each variant for at most "
+            f"{result['limit_s']:.0f} s, in this order in one process. The slow steps are kernels being tuned, once per "
+            "range of sizes; the second variant met ranges that the first had tuned, so the two are not a comparison:",
             table(
                 ["packed sizes", "steps done", "mean step", "slowest step"],
                 [
