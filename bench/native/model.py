@@ -103,7 +103,8 @@ def _ragged(result: dict[str, Any]) -> str:
         [
             f"Random ragged batches of up to {result['largest']:,} tokens, each variant for at most "
             f"{result['limit_s']:.0f} s, in this order in one process. The slow steps are kernels being tuned, once "
-            "per range of sizes; the second variant met ranges that the first had tuned, so the two are not a comparison:",
+            "per range of sizes; the second variant met ranges that the first had tuned, so the two are not a "
+            "comparison:",
             table(
                 ["packed sizes", "steps done", "mean step", "slowest step"],
                 [
