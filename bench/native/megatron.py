@@ -109,10 +109,16 @@ def built(
 
 
 @contextmanager
-def without_adapters(runtime: MegatronRuntime) -> Iterator[None]:
-    """The same frozen base with no adapter hook; only the boundaries' gradients flow."""
+def without_hooks(runtime: MegatronRuntime, *, dispatchers: bool) -> Iterator[None]:
+    """Take the forward hooks off for a while: those of layers with a token dispatcher, or all the others.
+
+    Without the others the frozen base runs with no adapter; without the dispatchers' own, Megatron keeps the routing of
+    every layer's last batch, as it does by itself.
+    """
     block = runtime._base.block  # type: ignore[union-attr]
-    hooked = [module for module in block.modules() if module._forward_hooks and not hasattr(module, "token_dispatcher")]
+    hooked = [
+        each for each in block.modules() if each._forward_hooks and hasattr(each, "token_dispatcher") == dispatchers
+    ]
     saved = [list(module._forward_hooks.items()) for module in hooked]
     for module in hooked:
         module._forward_hooks.clear()
@@ -120,20 +126,6 @@ def without_adapters(runtime: MegatronRuntime) -> Iterator[None]:
         yield
     finally:
         for module, hooks in zip(hooked, saved, strict=True):
-            module._forward_hooks.update(hooks)
-
-
-@contextmanager
-def keeping_routing(runtime: MegatronRuntime) -> Iterator[None]:
-    """Megatron's own behaviour: every dispatcher keeps its last batch's routing."""
-    layers = [module for module in runtime._base.block.modules() if hasattr(module, "token_dispatcher")]  # type: ignore[union-attr]
-    saved = [list(module._forward_hooks.items()) for module in layers]
-    for module in layers:
-        module._forward_hooks.clear()
-    try:
-        yield
-    finally:
-        for module, hooks in zip(layers, saved, strict=True):
             module._forward_hooks.update(hooks)
 
 
@@ -147,7 +139,7 @@ def adapter_overhead(device: CudaDevice, tokens: int) -> list[dict[str, Any]]:
             step()
             for _ in range(7):
                 rows.setdefault(f"rank {rank}", []).append(timed(step))
-                with without_adapters(runtime):
+                with without_hooks(runtime, dispatchers=False):
                     rows.setdefault("frozen base", []).append(timed(step))
     return [{"variant": name, "tokens": tokens, "step_s": statistics.median(times)} for name, times in rows.items()]
 
@@ -159,7 +151,7 @@ def retention(device: CudaDevice, layers: int, tokens: int) -> dict[str, Any]:
         train(runtime, batch, "policy")
         before = device.allocated()
         released = train(runtime, batch, "policy") - before
-        with keeping_routing(runtime):
+        with without_hooks(runtime, dispatchers=True):
             kept = train(runtime, batch, "policy") - before
     return {"layers": layers, "tokens": tokens, "released": released, "kept": kept}
 

@@ -15,6 +15,7 @@ from trainer_rank.models.megatron import block as megatron
 from trainer_rank.models.megatron.context import gather_rows
 from trainer_rank.models.megatron.geometry import HybridGeometry, require_layers, require_supported
 from trainer_rank.models.megatron.layout import Layout, lay_out
+from trainer_rank.models.megatron.sharding import local_positions
 from trainer_rank.models.megatron.slots import AdapterSlots
 from trainer_rank.models.protocol import PackedBatch, PackedOutputs
 
@@ -145,8 +146,6 @@ def _padded(rows: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def _restored(gathered: torch.Tensor, layout: Layout, ranks: int) -> torch.Tensor:
     """Rows gathered in rank order, put back into the order of the padded batch."""
-    from trainer_rank.models.megatron.sharding import local_positions
-
     pieces: list[tuple[int, torch.Tensor]] = []
     taken = 0
     for rank in range(ranks):
