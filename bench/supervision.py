@@ -25,7 +25,7 @@ from qualification.execution.identity import myself
 from qualification.execution.leases import LeaseRequest
 from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.recovery import Recovery
-from qualification.execution.supervision import CENSUS_FILE, Limits, Rank, Specification
+from qualification.execution.supervision import CENSUS_FILE, Command, Limits, Specification
 from qualification.execution.supervisor import read_census, supervise
 from qualification.records import ReceiptStatus
 
@@ -40,7 +40,7 @@ def specification(folder: Path, *command: str) -> Specification:
         run="bench",
         token=secrets.token_hex(8),
         folder=str(folder),
-        ranks=(Rank(command=command, environment=child_environment(folder)),),
+        command=Command(words=command, environment=child_environment(folder)),
         limits=Limits(terminate_seconds=1),
         working_folder=str(folder),
     )

@@ -25,6 +25,7 @@ from qualification.execution.worker import UNUSABLE, Job
 from qualification.figures import Unreadable
 from qualification.records import Artifact, Basis, Criterion, Ground, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
+from qualification.workloads import ranks_needed
 from qualification.workloads.recompute import replays
 
 OUTPUT_FOLDER = "output"
@@ -60,7 +61,15 @@ def run_workload(
     job.write_bytes(msgspec.json.encode(_job(name, assignment, output)))
     started = datetime.now(UTC)
     environment = _environment(assignment)
-    launched = attempt.launch(job, name, limits=limits, environment=environment, on_event=on_event, cancelled=cancelled)
+    launched = attempt.launch(
+        job,
+        name,
+        limits=limits,
+        ranks=ranks_needed(name),
+        environment=environment,
+        on_event=on_event,
+        cancelled=cancelled,
+    )
     raw = collect(launched.folder, output, blobs)
     criteria, verdict, reason = judge(name, assignment, launched, raw)
     return result(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from qualification.errors import ConfigurationError
 from qualification.execution.capture import Stamped
 from qualification.execution.environment import cache_folder, child_environment
 from qualification.execution.files import write_durably
@@ -20,7 +19,17 @@ from qualification.execution.launch import Launched, launch
 from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
 from qualification.execution.probes.nvml import GpuReading
 from qualification.execution.receipt import RECLAIM_SECONDS, Footprint, take_receipt
-from qualification.execution.supervision import OUTCOME_FILE, Ending, Limits, Outcome, Rank, Specification, encode
+from qualification.execution.streams import FOLDER
+from qualification.execution.supervision import (
+    OUTCOME_FILE,
+    Command,
+    Ending,
+    Limits,
+    Outcome,
+    Specification,
+    command_name,
+    encode,
+)
 from qualification.execution.supervisor import TRUSTED, read_outcome, supervise
 from qualification.execution.worker import Job
 from qualification.providers.protocol import Place, ProcessProvider, Provider
@@ -113,9 +122,9 @@ class Attempt:
     ) -> Launched:
         """Run a worker on ``job`` in the sub-folder ``name`` and return what happened; see :func:`launch.launch`."""
         folder = self._open(name)
-        if ranks > 1 and self.provider.name != ProcessProvider.name:
-            raise ConfigurationError(f"{ranks} ranks need one network: use the process provider")
         task = msgspec.json.decode(job.read_bytes(), type=Job)
+        reads = [job, Path(task.subject)]
+        writes = [Path(task.output), *([folder / FOLDER] if ranks > 1 else [])]
         launched = launch(
             job,
             run=self.run,
@@ -124,7 +133,7 @@ class Attempt:
             limits=limits,
             ranks=ranks,
             gpus=self.gpus,
-            place=lambda rank, index: self._place(rank, index, folder, [job, Path(task.subject)], [Path(task.output)]),
+            place=lambda started: self._place(started, command_name(ranks), folder, reads, writes),
             environment=environment,
             authority=self.held,
             on_event=on_event,
@@ -139,13 +148,13 @@ class Attempt:
         """Run any command in the sub-folder ``name``; with ``echo`` its output is also this process's."""
         folder = self._open(name)
         folder.mkdir(parents=True, exist_ok=True)
-        rank = Rank(command=tuple(command), environment=child_environment(folder, self.gpus))
+        asked = Command(words=tuple(command), environment=child_environment(folder, self.gpus))
         outcome = supervise(
             Specification(
                 run=self.run,
                 token=self.token,
                 folder=str(folder),
-                ranks=(self._place(rank, 0, folder, [], []),),
+                command=self._place(asked, command_name(1), folder, [], []),
                 limits=limits or Limits(),
                 working_folder=str(Path.cwd()),
                 echo=echo,
@@ -196,17 +205,19 @@ class Attempt:
         write_durably(folder / OUTCOME_FILE, encode(attributed))
         return attributed
 
-    def _place(self, rank: Rank, index: int, folder: Path, reads: Sequence[Path], writes: Sequence[Path]) -> Rank:
+    def _place(
+        self, command: Command, name: str, folder: Path, reads: Sequence[Path], writes: Sequence[Path]
+    ) -> Command:
         place = Place(
             run=self.run,
             token=self.token,
             folder=str(folder),
-            name=f"rank-{index}",
+            name=name,
             gpus=self.gpus,
             reads=tuple(map(str, (TRUSTED, *reads))),
             writes=tuple(map(str, (cache_folder(folder), *writes))),
         )
-        return self.provider.rank(rank, place)
+        return self.provider.command(command, place)
 
     def _open(self, name: str) -> Path:
         if self.held is not None:

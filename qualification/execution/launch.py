@@ -1,7 +1,7 @@
 """Start a workload's worker under a supervisor, follow its events, and return what happened.
 
-Several ranks are started side by side with the environment that torchrun gives its workers (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so that each rank has its own log and its own event stream.
+Several ranks are started by torchrun, on this host alone and once; each has its own logs and its own event stream
+(``streams``). When one fails, torchrun ends the others: TERM, and KILL after 30 s.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ import msgspec
 
 from qualification.execution.capture import Stamped
 from qualification.execution.environment import child_environment
-from qualification.execution.supervision import EVENTS_FILE, Limits, Outcome, Rank, Specification
+from qualification.execution.streams import FOLDER
+from qualification.execution.supervision import EVENTS_FILE, Command, Limits, Outcome, Specification
 from qualification.execution.supervisor import TRUSTED, Authority, supervise
 
 WORKER = "qualification.execution.worker"
+PYTHON = (sys.executable, "-P", "-m")
+TORCHRUN = "qualification.execution.torchrun"
+STREAMS = "qualification.execution.streams"
+HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def launch(
     limits: Limits | None = None,
     ranks: int = 1,
     gpus: Sequence[str] = (),
-    place: Callable[[Rank, int], Rank] | None = None,
+    place: Callable[[Command], Command] | None = None,
     environment: Mapping[str, str] | None = None,
     authority: Authority | None = None,
     on_event: Callable[[Stamped], None] | None = None,
@@ -54,25 +59,28 @@ def launch(
     """Run ``python -m qualification.execution.worker JOB`` as ``ranks`` processes under a supervisor.
 
     ``folder`` (private to this attempt of this workload) gets ``rank-N.stdout.log``, ``rank-N.stderr.log``,
-    ``events.jsonl`` and ``outcome.json``. ``gpus`` are the leased UUIDs; only they are visible. ``place`` turns each
-    rank into what a provider starts for it. ``on_event`` is called in this process for each event soon after it was
-    stamped. Raises what :func:`supervise` raises.
+    ``events.jsonl`` and ``outcome.json``; of several ranks also torchrun's own logs. ``gpus`` are the leased UUIDs;
+    only they are visible. ``place`` turns the command into what a provider starts for it. ``on_event`` is called in
+    this process for each event soon after it was stamped. Raises what :func:`supervise` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
     base = child_environment(folder, gpus, {"PYTHONPATH": str(TRUSTED), "PYTHONUNBUFFERED": "1", **(environment or {})})
-    ports = (free_port(),) if ranks > 1 else ()
-    command = (sys.executable, "-P", "-m", WORKER, str(job))
-    plain = [Rank(command=command, environment=base | rank_environment(rank, ranks, ports)) for rank in range(ranks)]
-    placed = [place(rank, index) for index, rank in enumerate(plain)] if place else plain
+    worker = (*PYTHON, WORKER, str(job))
+    command = Command(words=worker, environment=base)
+    ports: tuple[int, ...] = ()
+    if ranks > 1:
+        ports = (free_port(),)
+        command = Command(words=torchrun(worker, ranks, folder, ports[0]), environment=base)
     follower = EventFollower(folder, on_event or (lambda _: None))
     outcome = supervise(
         Specification(
             run=run,
             token=token,
             folder=str(folder),
-            ranks=tuple(placed),
+            command=place(command) if place else command,
             limits=limits or Limits(),
             working_folder=str(folder),
+            ranks=ranks,
             events=True,
             authority_seconds=authority.seconds if authority else None,
         ),
@@ -84,24 +92,20 @@ def launch(
     return Launched(outcome, ports, folder)
 
 
-def rank_environment(rank: int, ranks: int, ports: Sequence[int]) -> dict[str, str]:
-    """Return what torchrun would tell this rank; nothing for a single one."""
-    if ranks == 1:
-        return {}
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(ports[0]),
-    }
+def torchrun(worker: Sequence[str], ranks: int, folder: Path, port: int) -> tuple[str, ...]:
+    """Return the command that runs ``worker`` as several ranks which meet at ``port`` of this host."""
+    streams = str(folder / FOLDER)
+    return (
+        *(*PYTHON, TORCHRUN, "--nproc-per-node", str(ranks), "--max-restarts", "0", "--log-dir", streams),
+        *("--nnodes", "1", "--master-addr", HERE, "--master-port", str(port)),
+        *("--no-python", *PYTHON, STREAMS, streams, *worker),
+    )
 
 
 def free_port() -> int:
     """Return a TCP port on the loopback address that is free now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
 
 

@@ -28,10 +28,10 @@ class Limits(Record, frozen=True, kw_only=True):
     event_line_bytes: Count = 1 << 20
 
 
-class Rank(Record, frozen=True, kw_only=True):
-    """One process that the supervisor starts itself; its logs and events carry its index."""
+class Command(Record, frozen=True, kw_only=True):
+    """The one process that a supervisor starts itself."""
 
-    command: tuple[str, ...]
+    words: tuple[str, ...]
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -53,30 +53,42 @@ class Ending(StrEnum):
 class Specification(Record, frozen=True, kw_only=True):
     """Everything the supervisor's process needs; written to its folder before it starts.
 
+    With several ``ranks`` the command is torchrun, and each rank reports through named pipes of its own (``streams``).
     ``authority_seconds`` is how long a renewal of the lease carries; None when nothing is leased.
     """
 
     run: str
     token: str
     folder: str
-    ranks: tuple[Rank, ...]
+    command: Command
     limits: Limits
     working_folder: str
+    ranks: Count = 1
     events: bool = False
     echo: bool = False
     authority_seconds: Count | None = None
+
+    @property
+    def log_name(self) -> str:
+        """Return the name of the command's own logs."""
+        return command_name(self.ranks)
+
+
+def command_name(ranks: int) -> str:
+    """Return what the one command is called: a single rank is started as it is, several by torchrun."""
+    return "rank-0" if ranks == 1 else "torchrun"
 
 
 class Outcome(Record, frozen=True, kw_only=True):
     """What happened to a supervised command. A negative exit code is the number of the signal that ended it.
 
+    Of several ranks, the exit code is that of the rank which failed first; torchrun ends the others then.
     ``swept`` existed after the command ended, or when a limit ended it, and are gone; ``leftovers`` are not.
     ``segments`` are the shared memory segments that it left, removed by now if they could be.
     """
 
     ending: Ending
     exit_code: int | None
-    exit_codes: tuple[int | None, ...]
     swept: tuple[Process, ...]
     leftovers: tuple[Process, ...]
     duration_ms: Count
@@ -89,7 +101,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether every rank exited 0 by itself."""
+        """Whether the command, and every rank of it, exited 0 by itself."""
         return self.ending is Ending.EXITED and self.exit_code == 0
 
 

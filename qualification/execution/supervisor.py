@@ -60,7 +60,7 @@ def supervise(
     progress: Callable[[], None] | None = None,
     cancelled: Callable[[], str | None] | None = None,
 ) -> Outcome:
-    """Run a specification's ranks under a supervisor of their own and return what happened once all is swept.
+    """Run a specification's command under a supervisor of its own and return what happened once all is swept.
 
     ``progress`` is called about four times a second, ``cancelled`` too: its text, if any, ends the run. An exception
     in the caller (KeyboardInterrupt too) ends the run and is raised again after the sweep: nothing stays behind. The
@@ -216,7 +216,6 @@ def recover_outcome(folder: Path, reason: str) -> Outcome:
     outcome = Outcome(
         ending=Ending.SUPERVISOR_LOST,
         exit_code=None,
-        exit_codes=(),
         swept=swept.swept,
         leftovers=swept.leftovers,
         duration_ms=0,

@@ -29,6 +29,7 @@ from qualification.execution.files import write_durably
 from qualification.execution.identity import Entry, myself, record
 from qualification.execution.probes.trainer import CLOSED, CLOSING
 from qualification.execution.segments import Segment, open_segments, present, remaining, remove
+from qualification.execution.streams import EVENTS_VARIABLE, open_streams
 from qualification.execution.supervision import (
     CENSUS_FILE,
     EVENTS_FILE,
@@ -45,7 +46,6 @@ from qualification.records import Process
 
 PR_SET_CHILD_SUBREAPER = 36
 TICK_SECONDS = 1.0
-EVENTS_VARIABLE = "QUALIFY_EVENTS_FD"
 
 
 class _Named(msgspec.Struct):
@@ -69,8 +69,7 @@ class Supervisor:
         self.events = EventFile(self.folder / EVENTS_FILE, specification.limits.event_bytes)
         self.scope: Scope | None = None
         self.containment = ""
-        self.pids: list[int | None] = []
-        self.exit_codes: list[int | None] = []
+        self.pid: int | None = None
         self.exit_code: int | None = None
         self.ending: Ending | None = None
         self.reason: str | None = None
@@ -86,29 +85,29 @@ class Supervisor:
     # --- start
 
     def start(self) -> None:
-        """Become subreaper, make the scope, start every rank. Raises OSError when a command cannot be started."""
+        """Become subreaper, make the scope, start the command. Raises OSError when it cannot be started."""
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "this kernel refuses to make the supervisor a subreaper")
         self.scope, self.containment = create_scope(self.specification.token)
         self._write_census(())
         self._listen(self.control, self._hear_control)
         self._listen(_signals(), self._hear_signals)
-        for index in range(len(self.specification.ranks)):
-            self._start_rank(index)
+        if self.specification.ranks > 1:
+            for index, readers in enumerate(open_streams(self.folder, self.specification.ranks)):
+                self._capture(f"rank-{index}", index, readers)
+        self._start_command()
 
-    def _start_rank(self, index: int) -> None:
-        rank = self.specification.ranks[index]
-        environment = {**rank.environment, TOKEN_VARIABLE: self.specification.token}
+    def _start_command(self) -> None:
+        command = self.specification.command
+        environment = {**command.environment, TOKEN_VARIABLE: self.specification.token}
         pipes = [os.pipe(), os.pipe()]
-        if self.specification.events:
+        if self.specification.events and self.specification.ranks == 1:
             pipes.append(os.pipe())
             environment[EVENTS_VARIABLE] = str(pipes[2][1])
         writers = [writer for _, writer in pipes]
-        self.pids.append(None)
-        self.exit_codes.append(None)
         try:
             process = subprocess.Popen(
-                rank.command,
+                command.words,
                 stdin=subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],
@@ -121,20 +120,20 @@ class Supervisor:
         finally:
             for writer in writers:
                 os.close(writer)
-            self._capture(index, [reader for reader, _ in pipes])
-        self.pids[index] = process.pid
+            self._capture(self.specification.log_name, 0, [reader for reader, _ in pipes])
+        self.pid = process.pid
         process.returncode = 0  # reaped below with every other descendant, never through this object
 
-    def _capture(self, index: int, readers: list[int]) -> None:
+    def _capture(self, log_name: str, rank: int, readers: list[int]) -> None:
         limits = self.specification.limits
         for position, name in enumerate(("stdout", "stderr")):
             echo = self.echo[position] if self.echo else None
-            log = Log(readers[position], self.folder / f"rank-{index}.{name}.log", limits.log_bytes, echo)
+            log = Log(readers[position], self.folder / f"{log_name}.{name}.log", limits.log_bytes, echo)
             self.logs.append(log)
             self._listen(log.source, functools.partial(self._drain, log))
         if len(readers) > 2:
-            hear = functools.partial(self._hear_event, index)
-            events = Events(readers[2], index, self.events, limits.event_line_bytes, hear)
+            hear = functools.partial(self._hear_event, rank)
+            events = Events(readers[2], rank, self.events, limits.event_line_bytes, hear)
             self._listen(events.source, functools.partial(self._drain, events))
 
     def _listen(self, descriptor: int, hear: Callable[[], None]) -> None:
@@ -224,11 +223,10 @@ class Supervisor:
             time.sleep(min(left, 0.01))
 
     def check(self) -> None:
-        """End the run when its ranks are done or a limit is passed."""
+        """End the run when its command is done or a limit is passed."""
         limits, now = self.specification.limits, time.monotonic()
-        if all(code is not None for code in self.exit_codes) or any(self.exit_codes):
+        if self.exit_code is not None:
             self.end(Ending.EXITED)
-            self.exit_code = next((code for code in self.exit_codes if code), 0)
         elif boottime() > self.mandate_until:
             self.end(Ending.LEASE_LOST, f"the lease was not renewed for {self.specification.authority_seconds} s")
         elif limits.wall_seconds is not None and now - self.started >= limits.wall_seconds:
@@ -245,14 +243,14 @@ class Supervisor:
         return list(found.values())
 
     def reap(self) -> None:
-        """Collect every dead child, adopted orphans included, and keep the exit codes of the ranks."""
+        """Collect every dead child, adopted orphans included, and keep the exit code of the command."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self.pids:
-                    self.exit_codes[self.pids.index(pid)] = os.waitstatus_to_exitcode(status)
+                if pid == self.pid:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
 
     def finish(self) -> None:
         """Read what is left in the pipes and close every file."""
@@ -273,14 +271,12 @@ class Supervisor:
 
     def outcome(self, ended: float, swept: Swept, segments: tuple[Segment, ...]) -> Outcome:
         """Return the record of the whole run."""
-        ended_by_us = self.exit_codes[0] if self.exit_codes else None
         dropped = {log.path.name: log.dropped for log in self.logs if log.dropped}
         if self.events.dropped:
             dropped[EVENTS_FILE] = self.events.dropped
         return Outcome(
             ending=self.ending or Ending.EXITED,
-            exit_code=self.exit_code if self.ending is Ending.EXITED else ended_by_us,
-            exit_codes=tuple(self.exit_codes),
+            exit_code=self.exit_code,
             swept=swept.swept,
             leftovers=swept.leftovers,
             duration_ms=round((ended - self.started) * 1000),

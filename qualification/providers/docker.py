@@ -1,7 +1,7 @@
-"""Ranks in containers of a Docker Engine, each kept by a process under the supervisor (``providers.docker_keeper``).
+"""Commands in containers of a Docker Engine, each kept by a process under the supervisor (``providers.docker_keeper``).
 
 The keeper creates, follows and removes its container, so that limits, logs, events and the sweep are those of every
-other rank. What a killed keeper leaves is found here by id and by label, and removed. The container sees neither the
+other command. What a killed keeper leaves is found here by id and by label, and removed. The container sees neither the
 engine's socket nor more of the host than its :class:`Place`; only the leased GPUs are requested, by UUID.
 """
 
@@ -23,7 +23,7 @@ import requests.exceptions
 import docker
 from qualification.errors import ConfigurationError
 from qualification.execution.files import write_durably
-from qualification.execution.supervision import Rank
+from qualification.execution.supervision import Command
 from qualification.execution.supervisor import TRUSTED
 from qualification.providers.protocol import Place
 from qualification.records import Count, Figure, Probe, ProbeStatus, Record
@@ -39,10 +39,10 @@ USER = 10001
 
 
 class Keep(Record, frozen=True, kw_only=True):
-    """What a keeper is asked to run: the rank inside its container, and the bounds of that container."""
+    """What a keeper is asked to run: the command inside its container, and the bounds of that container."""
 
     image: str
-    rank: Rank
+    command: Command
     place: Place
     memory_bytes: Count
     processes: Count
@@ -64,7 +64,7 @@ class Kept(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class DockerProvider:
-    """Runs ranks from one image, given by digest (``name@sha256:...`` or ``sha256:...``), never by a tag that moves."""
+    """Runs commands from one image, by digest (``name@sha256:...`` or ``sha256:...``), never by a tag that moves."""
 
     image: str
     memory_bytes: int = 64 << 30
@@ -77,12 +77,12 @@ class DockerProvider:
         if "sha256:" not in self.image or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise ConfigurationError(f"image {self.image!r} is not given by digest; use NAME@sha256:... or sha256:...")
 
-    def rank(self, rank: Rank, place: Place) -> Rank:
-        """Return the keeper of a container that runs ``rank``; writes what it shall do into the rank's folder."""
+    def command(self, command: Command, place: Place) -> Command:
+        """Return the keeper of a container that runs ``command``; writes what it shall do into the command's folder."""
         folder = Path(place.folder)
         keep = Keep(
             image=self.image,
-            rank=rank,
+            command=command,
             place=place,
             memory_bytes=self.memory_bytes,
             processes=self.processes,
@@ -91,9 +91,13 @@ class DockerProvider:
         )
         path = folder / f"{place.name}{KEEP_SUFFIX}"
         write_durably(path, msgspec.json.encode(keep))
-        return Rank(
-            command=(sys.executable, "-P", "-m", "qualification.providers.docker_keeper", str(path)),
-            environment={**_engine_environment(), "PYTHONPATH": str(TRUSTED), "PATH": rank.environment.get("PATH", "")},
+        return Command(
+            words=(sys.executable, "-P", "-m", "qualification.providers.docker_keeper", str(path)),
+            environment={
+                **_engine_environment(),
+                "PYTHONPATH": str(TRUSTED),
+                "PATH": command.environment.get("PATH", ""),
+            },
         )
 
     def failure(self, folder: Path) -> str | None:
@@ -101,7 +105,8 @@ class DockerProvider:
         kept = read_states(folder)
         if kept and all(state.exit_code is not None for state in kept):
             return None
-        said = (folder / "rank-0.stderr.log").read_text(errors="replace").strip().splitlines()
+        logs = [folder / path.name.replace(KEEP_SUFFIX, ".stderr.log") for path in folder.glob(f"*{KEEP_SUFFIX}")]
+        said = [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()]
         return said[-1] if said else "the container has no exit code: its keeper was killed, or the engine lost it"
 
     def probe(self, token: str, folders: Sequence[Path]) -> list[Probe]:

@@ -1,7 +1,7 @@
 """Keep one container: create it, pass on its output and events, follow its state, remove it. ``docker_keeper
 KEEP.json``.
 
-Runs below the supervisor like any other rank: TERM from there ends the container, and the container's end is this
+Runs below the supervisor like any other command: TERM from there ends the container, and the container's end is this
 process's own exit code. An engine that is silent or restarted meanwhile is asked again until the supervisor has had
 enough.
 """
@@ -23,8 +23,8 @@ import msgspec
 
 import docker
 from qualification.execution.files import write_durably
-from qualification.execution.supervision import Rank
-from qualification.execution.supervisor_process import EVENTS_VARIABLE
+from qualification.execution.streams import EVENTS_VARIABLE
+from qualification.execution.supervision import Command
 from qualification.execution.sweep import TOKEN_VARIABLE
 from qualification.providers.docker import (
     RUN_LABEL,
@@ -166,7 +166,7 @@ class Keeper:
 
     def settings(self) -> dict[str, Any]:
         """Return what the engine is asked for: no privilege, no network, no socket, a read-only root, bounds."""
-        place, rank = self.keep.place, self.keep.rank
+        place, command = self.keep.place, self.keep.command
         os.mkfifo(self.events, 0o622)
         self.events.chmod(0o622)
         writes = [*place.writes, str(self.events)]
@@ -191,8 +191,8 @@ class Keeper:
         )
         return {
             "image": self.keep.image,
-            "command": _inside(rank),
-            "environment": _environment(rank, place.token, self.events),
+            "command": _inside(command),
+            "environment": _environment(command, place.token, self.events),
             "labels": {TOKEN_LABEL: place.token, RUN_LABEL: place.run},
             "name": f"qualify-{place.token}-{place.name}",
             "user": f"{_user()}:{_user()}",
@@ -201,14 +201,14 @@ class Keeper:
         }
 
 
-def _inside(rank: Rank) -> list[str]:
-    program = "python3" if rank.command[0] == sys.executable else rank.command[0]
-    return ["/bin/sh", "-c", OPEN_EVENTS.format(fd=INSIDE_EVENTS), "sh", program, *rank.command[1:]]
+def _inside(command: Command) -> list[str]:
+    words = ["python3" if word == sys.executable else word for word in command.words]
+    return ["/bin/sh", "-c", OPEN_EVENTS.format(fd=INSIDE_EVENTS), "sh", *words]
 
 
-def _environment(rank: Rank, token: str, events: Path) -> dict[str, str]:
-    """Return the rank's environment inside: the image's own PATH and home, everything else as on the host."""
-    passed = {name: value for name, value in rank.environment.items() if name not in _HOST_ONLY}
+def _environment(command: Command, token: str, events: Path) -> dict[str, str]:
+    """Return the command's environment inside: the image's own PATH and home, everything else as on the host."""
+    passed = {name: value for name, value in command.environment.items() if name not in _HOST_ONLY}
     return {**passed, "HOME": "/tmp", TOKEN_VARIABLE: token, "QUALIFY_EVENTS_PIPE": str(events)}  # noqa: S108
 
 

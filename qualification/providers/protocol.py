@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from qualification.execution.supervision import Rank
+from qualification.execution.supervision import Command
 from qualification.records import Probe, Record
 
 
 class Place(Record, frozen=True, kw_only=True):
-    """What one rank may see of the host: its run's identity, its folder, its GPUs, and what it may read and write."""
+    """What one command may see of the host: its run, its folder, its GPUs, and what it may read and write."""
 
     run: str
     token: str
@@ -23,30 +23,30 @@ class Place(Record, frozen=True, kw_only=True):
 
 
 class Provider(Protocol):
-    """Turns a rank into what the supervisor starts for it, and proves afterwards that nothing is left elsewhere."""
+    """Turns a command into what the supervisor starts for it, and proves afterwards that nothing is left elsewhere."""
 
     @property
     def name(self) -> str:
         """Return the provider's name, as receipts call it."""
 
-    def rank(self, rank: Rank, place: Place) -> Rank:
-        """Return what the supervisor shall start so that ``rank`` runs in ``place``."""
+    def command(self, command: Command, place: Place) -> Command:
+        """Return what the supervisor shall start so that ``command`` runs in ``place``."""
 
     def failure(self, folder: Path) -> str | None:
-        """Return why the ranks of ``folder`` ended for the provider's sake and not by themselves, or None."""
+        """Return why the command of ``folder`` ended for the provider's sake and not by itself, or None."""
 
     def probe(self, token: str, folders: Sequence[Path]) -> list[Probe]:
         """Remove and look for what lives outside the process tree, after the sweep; no probe if nothing can."""
 
 
 class ProcessProvider:
-    """Ranks are plain processes below the supervisor; nothing lives elsewhere."""
+    """Commands are plain processes below the supervisor; nothing lives elsewhere."""
 
     name = "process"
 
-    def rank(self, rank: Rank, place: Place) -> Rank:  # noqa: ARG002 - a process sees the host as it is
-        """Return the rank as it is."""
-        return rank
+    def command(self, command: Command, place: Place) -> Command:  # noqa: ARG002 - it sees the host as it is
+        """Return the command as it is."""
+        return command
 
     def failure(self, folder: Path) -> str | None:  # noqa: ARG002
         """Return None: a process needs nothing that could fail it."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_DEVICES = {"device_release": 2}
+_DEVICES = {"device_release": 2, "context_parallel": 2}
+_RANKS = {"context_parallel": 2}
 
 
 def devices_needed(workloads: Iterable[str]) -> int:
     """Return how many devices must be leased at once to run these workloads one after another."""
     return max((_DEVICES.get(name, 1) for name in workloads), default=1)
+
+
+def ranks_needed(workload: str) -> int:
+    """Return how many ranks a workload has; each drives one of the leased devices, by its local rank."""
+    return _RANKS.get(workload, 1)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from qualification.execution.environment import child_environment
-from qualification.execution.supervision import Limits, Outcome, Rank, Specification
+from qualification.execution.supervision import Command, Limits, Outcome, Specification
 from qualification.execution.supervisor import supervise
 
 DATA = Path(__file__).parents[2] / "data"
@@ -19,7 +19,7 @@ def run(folder: Path, *command: str, token: str | None = None, **limits: int) ->
             run="test",
             token=token or secrets.token_hex(8),
             folder=str(folder),
-            ranks=(Rank(command=command, environment=child_environment(folder)),),
+            command=Command(words=command, environment=child_environment(folder)),
             limits=Limits(**{"terminate_seconds": 1, **limits}),
             working_folder=str(folder),
         )

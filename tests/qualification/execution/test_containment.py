@@ -11,7 +11,7 @@ import pytest
 from qualification.execution import cgroup, supervisor_process
 from qualification.execution.environment import child_environment
 from qualification.execution.identity import find
-from qualification.execution.supervision import Limits, Outcome, Rank, Specification, encode
+from qualification.execution.supervision import Command, Limits, Outcome, Specification, encode
 from tests.qualification.execution.supervising import DATA
 
 
@@ -21,7 +21,7 @@ def supervise_without_scope(folder: Path, *command: str) -> Outcome:
         run="test",
         token=secrets.token_hex(8),
         folder=str(folder),
-        ranks=(Rank(command=command, environment=child_environment(folder)),),
+        command=Command(words=command, environment=child_environment(folder)),
         limits=Limits(terminate_seconds=1),
         working_folder=str(folder),
     )

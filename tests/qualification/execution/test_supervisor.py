@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from qualification.execution.identity import find
-from qualification.execution.supervision import Ending, Limits, Outcome, Rank, Specification
+from qualification.execution.supervision import Command, Ending, Limits, Outcome, Specification
 from qualification.execution.supervisor import LeaseLost, read_census, supervise
 from tests.data.escapees import KINDS
 from tests.qualification.execution.supervising import DATA, run, run_python
@@ -76,29 +76,22 @@ def test_a_command_that_cannot_start_is_an_outcome(tmp_path: Path) -> None:
     assert "/does/not/exist" in (outcome.reason or "")
 
 
-def ranks(folder: Path, *scripts: str) -> Specification:
+def script(folder: Path, text: str) -> Specification:
     environment = {"PATH": os.environ["PATH"]}
     return Specification(
         run="test",
         token=secrets.token_hex(8),
         folder=str(folder),
-        ranks=tuple(Rank(command=("bash", "-c", script), environment=environment) for script in scripts),
+        command=Command(words=("bash", "-c", text), environment=environment),
         limits=Limits(terminate_seconds=1),
         working_folder=str(folder),
         events=True,
     )
 
 
-def test_one_failing_rank_ends_the_others(tmp_path: Path) -> None:
-    outcome = supervise(ranks(tmp_path, "sleep 60", "echo two; exit 3"))
-    assert outcome.exit_code == 3
-    assert outcome.exit_codes == (-signal.SIGTERM, 3)
-    assert (tmp_path / "rank-1.stdout.log").read_text() == "two\n"
-
-
 def test_events_are_stamped_in_the_order_of_reading(tmp_path: Path) -> None:
-    script = """printf '{"event":"a","n":1}\\nno json\\n{"event":"b"' >&$QUALIFY_EVENTS_FD"""
-    assert supervise(ranks(tmp_path, script)).succeeded
+    said = """printf '{"event":"a","n":1}\\nno json\\n{"event":"b"' >&$QUALIFY_EVENTS_FD"""
+    assert supervise(script(tmp_path, said)).succeeded
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["sequence"] for line in lines] == [0, 1, 2]
     assert [line.get("event") for line in lines] == [{"event": "a", "n": 1}, None, None]
@@ -108,7 +101,7 @@ def test_events_are_stamped_in_the_order_of_reading(tmp_path: Path) -> None:
 
 
 def test_closing_too_slowly_fails_with_what_was_alive(tmp_path: Path) -> None:
-    asked = ranks(tmp_path, """echo '{"event":"closing"}' >&$QUALIFY_EVENTS_FD; sleep 60""")
+    asked = script(tmp_path, """echo '{"event":"closing"}' >&$QUALIFY_EVENTS_FD; sleep 60""")
     outcome = supervise(replace(asked, limits=Limits(terminate_seconds=1, close_seconds=1)))
     assert (outcome.ending, outcome.reason) == (Ending.CLOSE_TIMED_OUT, "close() did not return within 1 s")
     assert "sleep" in {process.command for process in outcome.swept}
@@ -116,7 +109,7 @@ def test_closing_too_slowly_fails_with_what_was_alive(tmp_path: Path) -> None:
 
 def test_closing_several_times_in_time_is_no_reason_to_end(tmp_path: Path) -> None:
     arm = """echo '{"event":"closing"}'; echo '{"event":"close"}'; sleep 1;"""
-    asked = ranks(tmp_path, f"{{ {arm} {arm} }} >&$QUALIFY_EVENTS_FD")
+    asked = script(tmp_path, f"{{ {arm} {arm} }} >&$QUALIFY_EVENTS_FD")
     assert supervise(replace(asked, limits=Limits(terminate_seconds=1, close_seconds=1))).succeeded
 
 
@@ -139,7 +132,7 @@ class Silent:
 
 
 def leased(folder: Path, seconds: int) -> Specification:
-    return replace(ranks(folder, "sleep 60"), authority_seconds=seconds)
+    return replace(script(folder, "sleep 60"), authority_seconds=seconds)
 
 
 def test_a_lost_lease_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

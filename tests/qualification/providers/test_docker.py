@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from qualification.errors import ConfigurationError
+from qualification.execution import launch
 from qualification.execution.attempt import Attempt
-from qualification.execution.supervision import Ending, Limits, Rank
+from qualification.execution.supervision import Command, Ending, Limits
 from qualification.execution.worker import CONTRACT_VERSION, Job
 from qualification.providers import docker as provider
 from qualification.providers.docker import DockerProvider
@@ -101,7 +102,7 @@ def test_what_the_engine_is_asked_for(tmp_path: Path) -> None:
     place = Place(
         run="r", token="t", folder=str(tmp_path / "c"), name="rank-0", gpus=("GPU-1",), reads=("/a",), writes=()
     )
-    made.provider.rank(Rank(command=("true",)), place)
+    made.provider.command(Command(words=("true",)), place)
     keep = json.loads((tmp_path / "c/rank-0.container.json").read_text())
     assert keep["place"]["gpus"] == ["GPU-1"]
 
@@ -216,3 +217,23 @@ def test_an_engine_that_is_not_there_is_unverified(tmp_path: Path, monkeypatch: 
     assert "the engine does not answer" in (outcome.reason or "")
     assert receipt.status is ReceiptStatus.UNVERIFIED
     assert "the engine did not answer" in (receipt.reason or "")
+
+
+def test_several_ranks_share_one_container_and_keep_their_own_logs_and_events(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "TORCHRUN", "tests.data.starting_ranks")
+    monkeypatch.setattr(launch, "WORKER", "tests.data.reporting_rank")
+    made = attempt(engine, tmp_path / "attempt")
+    (tmp_path / "subject").mkdir()
+    (tmp_path / "output").mkdir()
+    places = {"subject": str(tmp_path / "subject"), "output": str(tmp_path / "output")}
+    job = Job(run="r", attempt=1, workload="w", ground=Ground.REHEARSAL, policy="p", **places)
+    path = tmp_path / "attempt" / "job.json"
+    path.write_bytes(msgspec.json.encode(job))
+    launched = made.launch(path, "work", limits=LIMITS, ranks=2)
+    assert launched.outcome.succeeded, (tmp_path / "attempt/work/torchrun.stderr.log").read_text()
+    assert sorted(event.rank for event in launched.events()) == [0, 1]
+    for rank in range(2):
+        assert (tmp_path / f"attempt/work/rank-{rank}.stdout.log").read_text() == f"out {rank}\n"
+    assert containers(made)[0].status is ReceiptStatus.CLEAN
