@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 _ALIGNED_RANK = 8
-"""Grouped products want rows of a multiple of 16 bytes: eight 16-bit numbers."""
+"""A product with fewer inner columns than this is padded to it: cuBLAS has slow kernels alone for unaligned rows."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,11 @@ class AdapterSettings:
 
 @dataclass(frozen=True, eq=False)
 class Adapters:
-    """The adapters of one slot: ``down`` and ``up`` matrices by the name of the weight that they stand beside."""
+    """The adapters of one slot by the name of the weight that they stand beside, a map of I inputs to O outputs.
+
+    ``down`` (R, I) and ``up`` (R, O), each with a leading E where E experts have one each. The rank comes first so that
+    rows stay aligned at every rank and grouped products need no padding.
+    """
 
     settings: AdapterSettings
     down: Mapping[str, torch.nn.Parameter]
@@ -43,17 +47,17 @@ class Adapters:
         """Return ``outputs`` (..., O) plus the adapter's part of ``inputs`` (..., I)."""
         if name not in self.down:
             return outputs
-        low = self._dropped(inputs) @ self.down[name]
-        return outputs + (low * self.settings.scale) @ self.up[name]
+        down, up = self.down[name], self.up[name] * self.settings.scale
+        if missing := -self.settings.rank % _ALIGNED_RANK:
+            down, up = F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, 0, 0, missing))
+        return outputs + F.linear(self._dropped(inputs), down) @ up
 
     def add_grouped(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """As :meth:`add`, for rows sorted by expert; ``ends`` int32 (E,) are the experts' last rows plus one."""
         if name not in self.down:
             return outputs
-        missing = -self.settings.rank % _ALIGNED_RANK
-        down, up = F.pad(self.down[name], (0, missing)), F.pad(self.up[name], (0, 0, 0, missing))
-        low = F.grouped_mm(self._dropped(inputs), down, offs=ends)
-        return outputs + F.grouped_mm(low * self.settings.scale, up, offs=ends)
+        low = F.grouped_mm(self._dropped(inputs), self.down[name].mT, offs=ends)
+        return outputs + F.grouped_mm(low, self.up[name] * self.settings.scale, offs=ends)
 
     def _dropped(self, inputs: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs, self.settings.dropout) if self.settings.dropout else inputs

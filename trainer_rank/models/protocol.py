@@ -63,6 +63,13 @@ class ModelRuntime(Protocol):
         """Where it lives."""
 
     @property
+    def kernel_settings(self) -> Mapping[str, str]:
+        """What beside sizes and topology decides which kernels run and what they allocate; tapes are held against it.
+
+        Precision, dropout, recomputation, versions of kernel libraries.
+        """
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """Names of the adapter slots, in order of creation."""
 

@@ -11,17 +11,17 @@ def adapters(rank: int, *experts: int, zero: bool = False, dtype: torch.dtype = 
     up = torch.zeros if zero else torch.randn
     return Adapters(
         AdapterSettings(rank, alpha=32.0),
-        {"map": torch.nn.Parameter(torch.randn(*experts, INPUTS, rank, dtype=dtype))},
+        {"map": torch.nn.Parameter(torch.randn(*experts, rank, INPUTS, dtype=dtype))},
         {"map": torch.nn.Parameter(up(*experts, rank, OUTPUTS, dtype=dtype))},
     )
 
 
 def reference(given: Adapters, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    sides = zip(rows.split(counts), given.down["map"].double(), given.up["map"].double(), strict=True)
+    sides = zip(rows.split(counts), given.down["map"].double().mT, given.up["map"].double(), strict=True)
     return torch.cat([part @ down @ up * given.settings.scale for part, down, up in sides])
 
 
-@pytest.mark.parametrize("rank", [1, 2, 8, 16])
+@pytest.mark.parametrize("rank", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("counts", [[3, 0, 7, 1, 2], [0, 0, 0, 0, 9], [4, 4, 4, 4, 4]])
 def test_grouped_adapter_agrees_with_a_loop_in_float64(rank: int, counts: list[int]) -> None:
     given = adapters(rank, EXPERTS)
@@ -57,5 +57,5 @@ def test_dense_adapter_gradients_in_float64() -> None:
     values = torch.randn(4, INPUTS, dtype=torch.float64, requires_grad=True)
     base = torch.randn(4, OUTPUTS, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda rows: given.add("map", rows, base), (values,))
-    expected = base + values @ given.down["map"] @ given.up["map"] * 16.0
+    expected = base + values @ given.down["map"].mT @ given.up["map"] * 16.0
     torch.testing.assert_close(given.add("map", values, base), expected)

@@ -119,7 +119,7 @@ def test_grouped_experts_equal_a_loop_over_them() -> None:
 
     def adapted(name: str, expert: int) -> torch.Tensor:
         down, up = (side[f"layers.0.{name}"][expert] for side in (adapters.down, adapters.up))
-        return weights[name][expert] + down @ up * adapters.settings.scale
+        return weights[name][expert] + down.mT @ up * adapters.settings.scale
 
     shares, chosen = F.softmax(hidden @ weights["router"].t(), -1).topk(TINY.experts_per_token)
     expected = torch.zeros_like(hidden)

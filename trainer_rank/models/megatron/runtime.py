@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,16 @@ from trainer_rank.models.protocol import PackedBatch, PackedOutputs
 
 if TYPE_CHECKING:
     from trainer_rank.devices.protocol import Device
+
+
+_KERNEL_LIBRARIES = ("megatron-core", "transformer_engine", "flash-linear-attention", "triton", "tilelang")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed as a package"
 
 
 class _RequireGradient(torch.autograd.Function):
@@ -61,6 +72,12 @@ class MegatronRuntime:
             )
             self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
         self.slots = tuple(slots)
+
+    @property
+    def kernel_settings(self) -> Mapping[str, str]:
+        """BF16, full recompute of one layer at a time, and the versions of the libraries whose kernels run."""
+        versions = {name: _version(name) for name in _KERNEL_LIBRARIES}
+        return {"model": "megatron", "precision": "bfloat16", "recomputation": "full, uniform, one layer"} | versions
 
     @property
     def shares_prefixes(self) -> bool:

@@ -106,7 +106,7 @@ def _draw(block: Any, settings: AdapterSettings) -> Adapters:
         weight = module.weight0 if grouped else module.weight
         experts: tuple[int, ...] = (module.num_gemms,) if grouped else ()
         outputs, inputs = weight.shape
-        spread = weight.new_empty(*experts, inputs, settings.rank).normal_(std=inputs**-0.5)
+        spread = weight.new_empty(*experts, settings.rank, inputs).normal_(std=inputs**-0.5)
         down[name] = torch.nn.Parameter(spread)
         up[name] = torch.nn.Parameter(weight.new_zeros(*experts, settings.rank, outputs))
     return Adapters(settings, down, up)

@@ -33,6 +33,7 @@ class ReferenceModel:
     ) -> None:
         self._geometry = geometry
         self._device = device
+        self._dropout = settings.dropout
         self._embedding = source.draw(geometry.vocabulary, geometry.hidden)
         self._layers = [draw_layer(geometry, source) for _ in range(geometry.layers)]
         self._norm = source.ones(geometry.hidden)
@@ -53,6 +54,17 @@ class ReferenceModel:
     def device(self) -> Device:
         """Where it lives."""
         return self._device
+
+    @property
+    def kernel_settings(self) -> Mapping[str, str]:
+        """Plain torch: the weights' precision, the adapters' dropout, and every layer recomputed."""
+        precision = str(self._norm.dtype).removeprefix("torch.")
+        return {
+            "model": "reference",
+            "precision": precision,
+            "dropout": str(self._dropout),
+            "recomputation": "every layer",
+        }
 
     @property
     def slots(self) -> tuple[str, ...]:

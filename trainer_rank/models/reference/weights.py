@@ -58,6 +58,6 @@ def draw_adapters(geometry: ModelGeometry, settings: AdapterSettings, source: So
     up: dict[str, torch.nn.Parameter] = {}
     for layer in range(geometry.layers if settings.rank else 0):
         for name, (*groups, inputs, outputs) in layer_shapes(geometry).items():
-            down[f"layers.{layer}.{name}"] = torch.nn.Parameter(source.draw(*groups, inputs, settings.rank))
+            down[f"layers.{layer}.{name}"] = torch.nn.Parameter(source.draw(*groups, settings.rank, inputs))
             up[f"layers.{layer}.{name}"] = torch.nn.Parameter(source.draw(*groups, settings.rank, outputs))
     return Adapters(settings, down, up)
