@@ -47,7 +47,8 @@ class Adapters:
         """Return ``outputs`` (..., O) plus the adapter's part of ``inputs`` (..., I)."""
         if name not in self.down:
             return outputs
-        down, up = self.down[name], self.up[name] * self.settings.scale
+        down: torch.Tensor = self.down[name]
+        up = self.up[name] * self.settings.scale
         if missing := -self.settings.rank % _ALIGNED_RANK:
             down, up = F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, 0, 0, missing))
         return outputs + F.linear(self._dropped(inputs), down) @ up
