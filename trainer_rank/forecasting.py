@@ -46,13 +46,15 @@ class Sample(NamedTuple):
 class Recorded:
     """What probes showed of one kind of pass: its tape, its time as a line in packed tokens (nanoseconds).
 
-    ``host_per_token``: the most host memory that a probe's graph held, bytes per packed token.
+    ``host_per_token``: the most host memory that a probe's graph held, bytes per packed token. ``first_pass_bytes``:
+    how much more the first pass allocated than those after it, in workspaces that stay and in tuning.
     """
 
     tape: Tape
     fixed_ns: int
     token_ns: int
     host_per_token: int = 0
+    first_pass_bytes: int = 0
 
 
 @dataclass(frozen=True)

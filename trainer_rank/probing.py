@@ -7,7 +7,7 @@ the others say, then joins them. Weights, generators, gradients and optimizer st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.packing import GroupKey, Subforward
 from trainer_rank.policies import Policy
 from trainer_rank.randomness import untouched
+from trainer_rank.release.libraries import BACKWARD, FORWARD
 from trainer_rank.requests import Request, RequestShape
 from trainer_rank.tapes import fit
 
@@ -44,30 +45,53 @@ class _Probe(NamedTuple):
     trace: Trace
     nanoseconds: int
     host_bytes: int
+    first_pass_bytes: int
 
 
 class Probes:
-    """Records each kind of pass when it is first needed; forecasts plans from what was recorded."""
+    """Records each kind of pass when it is first needed; forecasts plans from what was recorded.
 
-    def __init__(self, model: ModelRuntime, policy: Policy, announcer: Announcer) -> None:
+    ``learning`` watches what libraries take in a phase; ``tapes`` are recordings of an earlier process.
+    """
+
+    def __init__(
+        self,
+        model: ModelRuntime,
+        policy: Policy,
+        announcer: Announcer,
+        learning: Callable[[str], AbstractContextManager[None]],
+        tapes: Mapping[PassKey, Recorded],
+    ) -> None:
         self._model = model
         self._policy = policy
         self._announcer = announcer
-        self._recorded: dict[PassKey, Recorded] = {}
+        self._learning = learning
+        self._recorded = dict(tapes)
+        self.first_pass_bytes = max((each.first_pass_bytes for each in tapes.values()), default=0)
         self._adapter_bytes = {
             slot: sum(each.numel() * each.element_size() for each in model.adapter_parameters(slot).values())
             for slot in model.slots
         }
         self._generator = torch.Generator().manual_seed(_SEED)
 
+    @property
+    def recorded(self) -> Mapping[PassKey, Recorded]:
+        """Every kind of pass that can be forecast."""
+        return self._recorded
+
     def forecaster(self, sample: Sample) -> PlanForecaster:
         """Return a forecaster that sees the device as it was in ``sample``."""
         return PlanForecaster(self._library(self._recorded), self._policy, sample)
 
-    def missing(self, keys: Iterable[GroupKey], retentions: Iterable[Retention]) -> dict[PassKey, GroupKey]:
-        """Return every kind of pass that groups with these keys may need and that was not recorded yet."""
+    def missing(
+        self, keys: Iterable[GroupKey], retentions: Iterable[Retention], again: bool = False
+    ) -> dict[PassKey, GroupKey]:
+        """Return every kind of pass that groups with these keys may need and that was not recorded yet.
+
+        ``again``: those too that were recorded, because what libraries take in them is not known.
+        """
         needed = {self._key(Subforward(key, ()), kept): key for key in sorted(keys) for kept in retentions}
-        return {pass_key: key for pass_key, key in needed.items() if pass_key not in self._recorded}
+        return {pass_key: key for pass_key, key in needed.items() if again or pass_key not in self._recorded}
 
     def affordable(self, keys: Iterable[GroupKey], budget: Budget, sample: Sample) -> list[Lengths]:
         """Return the probe shapes that fit now: those that keep their graph on the device take the most."""
@@ -145,19 +169,20 @@ class Probes:
         plan = self._plan(key, retention, lengths)
         requests = {shape.index: self._request(shape) for shape in plan.subforwards[0].requests}
         device = self._model.device
-        taken: list[tuple[int, int]] = []
+        taken: list[tuple[int, int, int]] = []
 
         def run(recording: Recording) -> None:
-            begun = perf_counter_ns()
+            before, begun = device.allocated(), perf_counter_ns()
             held = self._pass(plan, requests, recording.mark)
             device.synchronize()
-            taken.append((perf_counter_ns() - begun, held))
+            taken.append((perf_counter_ns() - begun, held, device.peak_allocated() - before))
 
         steady = record_steady(device, run)
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
         trace = steady.trace
         trace = replace(trace, features=features, marks=in_phases(trace.marks), source=f"probe {list(lengths)}")
-        return _Probe(plan, trace, *taken[-1])
+        nanoseconds, held, grown = taken[-1]
+        return _Probe(plan, trace, nanoseconds, held, max(0, taken[0][2] - grown))
 
     def _plan(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> Plan:
         shapes = tuple(RequestShape(index, each, *key[:2], hidden=key.hidden) for index, each in enumerate(lengths))
@@ -167,10 +192,12 @@ class Probes:
         """Run a pass to its end; returns the bytes that its graph held in host memory."""
         run = PlanRun(self._model, plan, requests, stage)
         with self._model.device.activate():
-            run.forward()
+            with self._learning(FORWARD):
+                run.forward()
             held = run.host_bytes
             if plan.subforwards[0].key.gradients:
-                run.backward(_loss(run.outputs.values()))
+                with self._learning(BACKWARD):
+                    run.backward(_loss(run.outputs.values()))
         return held
 
     def _request(self, shape: RequestShape) -> Request:
@@ -195,7 +222,8 @@ class Probes:
         low, high = (pick(zip(tokens, (each.nanoseconds for each in probes), strict=True)) for pick in (min, max))
         slope = max(0, high[1] - low[1]) // max(1, high[0] - low[0])
         held = max(-(-each.host_bytes // size) for each, size in zip(probes, tokens, strict=True))
-        return Recorded(fit([each.trace for each in probes]), max(0, low[1] - slope * low[0]), slope, held)
+        first = max(each.first_pass_bytes for each in probes)
+        return Recorded(fit([each.trace for each in probes]), max(0, low[1] - slope * low[0]), slope, held, first)
 
     def _forecast(self, key: PassKey, recorded: Recorded, probe: _Probe) -> Demand:
         free, total = probe.trace.memory_info or (0, 0)

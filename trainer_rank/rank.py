@@ -27,6 +27,7 @@ from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes, find_prefixes
 from trainer_rank.probing import Probes
 from trainer_rank.randomness import RandomState, capture, restore
+from trainer_rank.rank_tapes import RankTapes, load_rank_tapes, save_rank_tapes
 from trainer_rank.release.distributed import exchange
 from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
@@ -49,7 +50,9 @@ class TrainerRank:
 
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
     observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
-    With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan.
+    With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan. ``tapes``: a
+    file or a folder that :meth:`save_tapes` wrote; what it holds is not probed again. Raises TapeError when it was
+    recorded on anything else.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class TrainerRank:
         on_stage: Callable[[str], None] = lambda _: None,
         spool: Spool | None = None,
         agreement: Agreement | None = None,
+        tapes: str | Path | None = None,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -70,8 +74,10 @@ class TrainerRank:
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
         vote = None if agreement is None else partial(exchange, group=agreement.group)
-        self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote)
-        self._sampler = Sampler(self._device, policy, Probes(model, policy, self._announcer), self._headroom, agreement)
+        known = RankTapes({}) if tapes is None else load_rank_tapes(tapes, model)
+        self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
+        self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded)
+        self._sampler = Sampler(self._device, policy, self._probes, self._headroom, agreement)
         self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
         self._trained: set[str] = set()
         self._broken: str | None = None
@@ -263,6 +269,14 @@ class TrainerRank:
         random = group.tensors.get("random", {})
         if "host" in random:
             restore(RandomState(random["host"], random.get("device")), self._device.torch_device)
+
+    def save_tapes(self, path: str | Path) -> tuple[Path, ...]:
+        """Write what was recorded here, and what libraries took by phase, into the folder ``path``; returns the files.
+
+        Raises TapeError when nothing was recorded yet, or the folder cannot be written.
+        """
+        self._require_open()
+        return save_rank_tapes(path, self._model, RankTapes(self._probes.recorded, self._headroom.learned()))
 
     def close(self) -> dict[str, int]:
         """Drop everything this rank holds and report what is left on the device, in bytes, and the work done."""

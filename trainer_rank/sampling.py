@@ -78,12 +78,12 @@ class Sampler:
         self, keys: Collection[GroupKey], rungs: Sequence[Rung], shapes: Sequence[Lengths] | None = None
     ) -> bool:
         """Record the kinds of pass that these rungs make of groups with these keys; says whether any was missing."""
-        missing = self._probes.missing(keys, dict.fromkeys(rung.retention for rung in rungs))
+        unknown = any(claim.size is None for claim in self._headroom.claims())
+        missing = self._probes.missing(keys, dict.fromkeys(rung.retention for rung in rungs), again=unknown)
         if missing:
-            phase = BACKWARD if self._trains else FORWARD
-            with self._headroom.protected(phase, "probes"):
-                self._require_libraries(phase)
-                self._probes.prepare(missing, shapes)
+            self._headroom.make_room("probes")
+            self._require_libraries(BACKWARD if self._trains else FORWARD)
+            self._probes.prepare(missing, shapes)
         return bool(missing)
 
     def _require_libraries(self, phase: str) -> None:
@@ -168,6 +168,9 @@ class Sampler:
         if optimizer_bytes and self._policy.claims_libraries:
             size = optimizer_bytes + LARGE_SEGMENT + SMALL_SEGMENT
             claims.append(Term("optimizer state", size, Status.BOUNDED, "adapter shapes and a segment of each pool"))
+        if self._probes.first_pass_bytes and not self._headroom.has_run(BACKWARD):
+            size = self._probes.first_pass_bytes + LARGE_SEGMENT + SMALL_SEGMENT
+            claims.append(Term("first pass", size, Status.MEASURED, "tapes, and a segment of each pool"))
         sample = Sample(self._samples, memory, self._device.snapshot())
         host = available_host_memory() if "host-held" in self._policy.ladder else None
         share = None if host is None else host * self._policy.host_per_million // 1_000_000

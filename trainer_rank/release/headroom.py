@@ -8,9 +8,9 @@ the cache is released, at most once per question, within the account's budget.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +41,8 @@ class Headroom:
     """Claims of one rank on its device, and the releases that make them good. Bytes.
 
     ``exchange`` folds the balances of all ranks; each of them calls it at every hand-off. Without it, and at every
-    other moment, the rank decides alone. While ``observe`` it decides and reports, and releases nothing.
+    other moment, the rank decides alone. While ``observe`` it decides and reports, and releases nothing. ``recorded``:
+    what libraries took by phase in an earlier process; of it and the card's figure the larger one is claimed.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Headroom:
         *,
         clock: Clock = perf_counter_ns,
         exchange: Exchange | None = None,
+        recorded: tuple[Term, ...] = (),
     ) -> None:
         self._device = device
         self._policy = policy
@@ -59,7 +61,8 @@ class Headroom:
         self._exchange = exchange
         self.observe = False
         self._account = Account(os.getpid(), clock)
-        self._libraries = Libraries(_expected(device, policy) if policy.claims_libraries else {})
+        self._recorded = {claim.name: claim for claim in recorded}
+        self._libraries = Libraries(_expected(device, policy, self._recorded) if policy.claims_libraries else {})
         self._refill = _Refill(device)
         self._callers_cap: int | None = None
         self._capped = False
@@ -79,12 +82,39 @@ class Headroom:
     @contextmanager
     def protected(self, phase: str, name: str | None = None) -> Iterator[None]:
         """Run a phase in which libraries may take memory: make all claims good first, learn from it when it ends."""
+        self.make_room(name or phase)
+        with self.learning(phase):
+            yield
+
+    def make_room(self, what: str) -> None:
+        """Make all claims good, by a release where it is needed, before ``what`` begins."""
+        if self._policy.claims_libraries:
+            self._cover(what, 0)
+
+    @contextmanager
+    def learning(self, phase: str) -> Iterator[None]:
+        """Learn what libraries take in the phase inside, when it runs to its end."""
         if not self._policy.claims_libraries:
             yield
             return
-        before = self._cover(name or phase, 0)
+        before = self._read().outside
         yield
-        self._libraries.ran(phase, before.outside, self._read().outside)
+        self._libraries.ran(phase, before, self._read().outside)
+
+    def has_run(self, phase: str) -> bool:
+        """Say whether the phase has run to its end here."""
+        return phase in self._libraries.sizes
+
+    def learned(self) -> tuple[Term, ...]:
+        """Return what libraries took by phase, measured here or before. A phase in which nothing grew says nothing.
+
+        Its libraries may have been loaded already, by another rank of the process for one.
+        """
+        found = dict(self._recorded)
+        for phase, size in self._libraries.sizes.items():
+            if size > (found[phase].size or 0 if phase in found else 0):
+                found[phase] = Term(phase, size, Status.MEASURED, f"growth outside PyTorch on {self._device.name}")
+        return tuple(found.values())
 
     def hand_off(self, growth: int | None, trains: bool) -> None:
         """Before outputs reach the caller: release the cache where the policy says so.
@@ -238,19 +268,24 @@ class _Refill:
         return counted * self.nanoseconds
 
 
-def _expected(device: Device, policy: Policy) -> dict[str, Term]:
-    """What the phases of a fresh process take by the card's figures; unknown where the card has none."""
+def _expected(device: Device, policy: Policy, recorded: Mapping[str, Term]) -> dict[str, Term]:
+    """What the phases of a fresh process take: the larger of the card's figure and what tapes recorded, or unknown."""
     card, peers = device.card, _has_peers()
     forward = card.held_outside("first_forward", peers)
-    phases = {FORWARD: forward - card.context, BACKWARD: card.held_outside("first_backward", peers) - forward}
+    sizes = {FORWARD: forward - card.context, BACKWARD: card.held_outside("first_backward", peers) - forward}
     found = {
         phase: Term(f"libraries of {phase}", size, Status.MEASURED, f"card {card.name}")
         if card.outside
         else Term(f"libraries of {phase}", None, Status.UNKNOWN, f"card {card.name} has no figure and none has run")
-        for phase, size in phases.items()
+        for phase, size in sizes.items()
     }
     source = f"policy {policy.name}, until one has run"
-    return found | {COLLECTIVE: Term("first collective", policy.collective_claim_bytes, Status.BOUNDED, source)}
+    found[COLLECTIVE] = Term("first collective", policy.collective_claim_bytes, Status.BOUNDED, source)
+    for phase, claim in found.items():
+        known = recorded.get(phase)
+        if known is not None and (known.size or 0) > (claim.size or 0):
+            found[phase] = replace(known, name=claim.name)
+    return found
 
 
 def _has_peers() -> bool:

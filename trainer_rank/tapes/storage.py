@@ -9,18 +9,22 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Any
 
+from trainer_rank.admission.budget import Status
+from trainer_rank.admission.budget import Term as Claim
 from trainer_rank.errors import TapeError
 from trainer_rank.features import FEATURES
 from trainer_rank.tapes.explain import Explanation, Grounds
 from trainer_rank.tapes.passes import Action, Operation
 from trainer_rank.tapes.rules import Rule, Term
-from trainer_rank.tapes.tape import Part, Path, Probe, Tape
+from trainer_rank.tapes.tape import Kind, Part, Path, Probe, Tape
 
 SCHEMA = "trainer-rank/tape"
-VERSION = 1
+VERSIONS = (1, 2)
+"""2 adds library claims and the kind of pass; a tape without them is written as 1, which older releases read."""
 LARGEST_FILE = 256 << 20
 """Bytes of JSON, unpacked, that a tape may have."""
 
@@ -72,9 +76,13 @@ def _unpacked(data: bytes) -> bytes:
 
 def document(tape: Tape) -> dict[str, Any]:
     """Return the content of the file of ``tape``."""
-    return {
+    added: dict[str, Any] = {
+        "claims": [[each.name, each.size, str(each.status), each.source] for each in tape.claims],
+        "kind": None if tape.kind is None else asdict(tape.kind),
+    }
+    return (added if any(added.values()) else {}) | {
         "schema": SCHEMA,
-        "version": VERSION,
+        "version": VERSIONS[1] if any(added.values()) else VERSIONS[0],
         "provenance": tape.provenance,
         "explanations": [
             [str(each.grounds), _rule_row(each.rule), [_rule_row(other) for other in each.others]]
@@ -107,8 +115,8 @@ def _path_row(path: Path) -> dict[str, Any]:
 def _tape(document: Any) -> Tape:  # noqa: ANN401 - whatever the file holds
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r} is not {SCHEMA!r}")
-    if document["version"] != VERSION:
-        raise ValueError(f"version {document['version']} is not {VERSION}; use the release that wrote it")
+    if document["version"] not in VERSIONS:
+        raise ValueError(f"version {document['version']} is none of {VERSIONS}; use the release that wrote it")
     explanations = tuple(
         Explanation(_rule(rule), tuple(_rule(other) for other in others), Grounds(grounds))
         for grounds, rule, others in document["explanations"]
@@ -123,7 +131,23 @@ def _tape(document: Any) -> Tape:  # noqa: ANN401 - whatever the file holds
     )
     if any(not part.paths for part in parts):
         raise ValueError("a part has no paths")
-    return Tape(explanations, parts, {str(name): str(value) for name, value in document["provenance"].items()})
+    provenance = {str(name): str(value) for name, value in document["provenance"].items()}
+    if document["version"] == VERSIONS[0]:
+        return Tape(explanations, parts, provenance)
+    claims = tuple(
+        Claim(str(name), _whole(size), Status(status), str(source)) for name, size, status, source in document["claims"]
+    )
+    return Tape(explanations, parts, provenance, claims, None if document["kind"] is None else _kind(document["kind"]))
+
+
+def _kind(row: Mapping[str, Any]) -> Kind:
+    kind = Kind(**row)
+    flags, counts = {"gradients", "hidden"}, vars(kind).keys() - {"gradients", "hidden", "retention"}
+    if any(type(row[name]) is not bool for name in flags) or type(kind.retention) is not str:
+        raise TypeError(f"the kind of pass is {row!r}")
+    if any(_whole(row[name]) < 0 for name in counts):
+        raise ValueError(f"the kind of pass holds a negative figure: {row!r}")
+    return kind
 
 
 def _whole(value: object) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainer_rank.admission.budget import Term as Claim
 from trainer_rank.tapes.explain import Explanation
 from trainer_rank.tapes.passes import Operation
 
@@ -46,12 +47,35 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Which kind of pass a rank recorded, and what it knows of it beside the tape; bytes, nanoseconds.
+
+    A pass takes ``fixed_ns + token_ns x packed tokens`` and holds ``host_per_token`` in host memory; the first one in a
+    process allocated up to ``first_pass_bytes`` more than those after it (workspaces, tuning).
+    """
+
+    adapter_bytes: int
+    gradients: bool
+    hidden: bool
+    retention: str
+    fixed_ns: int
+    token_ns: int
+    host_per_token: int
+    first_pass_bytes: int
+
+
+@dataclass(frozen=True)
 class Tape:
-    """Everything that was learned from the recordings; ``provenance`` says where they come from."""
+    """Everything that was learned from the recordings; ``provenance`` says where they come from.
+
+    ``claims``: what libraries took outside PyTorch's allocator, by phase. ``kind``: of a tape that a rank recorded.
+    """
 
     explanations: tuple[Explanation, ...]
     parts: tuple[Part, ...]
     provenance: dict[str, str] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    kind: Kind | None = None
 
     @property
     def covers(self) -> frozenset[str]:
@@ -98,4 +122,6 @@ def describe(tape: Tape) -> dict[str, Any]:
             for part in tape.parts
         ],
         "grounds": dict(sorted(grounds.items())),
+        "claims": [asdict(claim) for claim in tape.claims],
+        "kind": None if tape.kind is None else asdict(tape.kind),
     }
