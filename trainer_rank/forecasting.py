@@ -20,6 +20,7 @@ from trainer_rank.policies import Policy
 from trainer_rank.tapes import Forecast, Tape
 from trainer_rank.tapes.compose import PlannedPass, Turn
 from trainer_rank.tapes.forecast import forecast_plan
+from trainer_rank.tapes.located import TapeEvent, locate
 
 FORWARD, CALLER, BACKWARD = "forward", "caller", "backward"
 """Phases of a pass, as its recording marks them."""
@@ -75,7 +76,7 @@ class PlanForecaster:
     def __init__(self, library: Library, policy: Policy, sample: Sample) -> None:
         self._library = library
         self._policy = policy
-        self._sample = sample
+        self.sample = sample
 
     def cost_ns(self, plan: Plan) -> int | None:
         """Forecast the time of a plan from the probes' times; None where one of its passes was not probed."""
@@ -89,32 +90,47 @@ class PlanForecaster:
 
     def demand(self, plan: Plan) -> Demand:
         """Replay the plan's tapes from the sample's snapshot."""
-        passes: list[PlannedPass] = []
         host = 0
         for number, subforward in enumerate(plan.subforwards):
             key = self._library.key(subforward, plan.retention)
             recorded = self._library.recorded.get(key)
             if recorded is None:
                 return self._unknown(f"subforward {number}: no probe of {key}")
-            passes.append(PlannedPass(recorded.tape, self._library.features(subforward)))
             host += recorded.host_per_token * subforward.packed_tokens
-        found = forecast_plan(passes, turns(plan), self._sample.snapshot)
+        found = forecast_plan(self._passes(plan), turns(plan), self.sample.snapshot)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
         return self._weighed(found, sum(each.logical_tokens for each in plan.subforwards), host)
 
+    def locate(self, plan: Plan, stage: str, position: int, same: Callable[[int], bool]) -> TapeEvent | None:
+        """Return the tapes' event nearest to allocation number ``position`` of a stage of a plan's execution, from 0.
+
+        ``same`` says whether a forecast size is that allocation's own. None where no tape covers the plan or the stage.
+        """
+        if not self.demand(plan).known:
+            return None
+        return locate(self._passes(plan), turns(plan), self.sample.snapshot, turns_of(plan, stage), position, same)
+
+    def _passes(self, plan: Plan) -> list[PlannedPass]:
+        return [
+            PlannedPass(
+                self._library.recorded[self._library.key(each, plan.retention)].tape, self._library.features(each)
+            )
+            for each in plan.subforwards
+        ]
+
     def _unknown(self, *uncovered: str) -> Demand:
-        return Demand(self._sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)
+        return Demand(self.sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)
 
     def _weighed(self, found: Forecast, tokens: int, host: int) -> Demand:
-        expected, bound, memory = found.expected, found.bound, self._sample.memory
+        expected, bound, memory = found.expected, found.bound, self.sample.memory
         assert expected is not None and bound is not None
-        allocated, reserved = self._sample.snapshot.allocated, self._sample.snapshot.reserved
+        allocated, reserved = self.sample.snapshot.allocated, self.sample.snapshot.reserved
         retained = max((each.left for each in found.turns if each.turn.phase == FORWARD), default=allocated)
         caller = tokens * self._policy.caller_bytes_per_token
         required = bound.reserved - reserved + caller
         return Demand(
-            sample=self._sample.ordinal,
+            sample=self.sample.ordinal,
             coverage=Coverage(found.status.value),
             required=required,
             peak_allocated=expected.allocated,
@@ -144,3 +160,10 @@ def turns(plan: Plan) -> list[Turn]:
         *(Turn(number, CALLER) for number in numbers),
         *(Turn(number, BACKWARD) for number in reversed(training)),
     ]
+
+
+def turns_of(plan: Plan, stage: str) -> list[int]:
+    """Return the places, in the order of :func:`turns`, of what an execution runs in ``stage``."""
+    phase, _, rest = stage.partition("/")
+    number = int(rest.rpartition("/")[2]) if rest else None
+    return [place for place, turn in enumerate(turns(plan)) if turn.phase == phase and number in (None, turn.number)]

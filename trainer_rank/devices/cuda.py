@@ -36,7 +36,8 @@ def _attach_observer() -> None:
 def _sighted(index: int, asked: int, _: int, free: int) -> None:
     for watched, observer in list(_watches):
         if watched == index:
-            observer(Sighting(asked, free, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)))
+            held = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
+            observer(Sighting(asked, None, free, *held))
 
 
 class CudaDevice:
@@ -58,6 +59,7 @@ class CudaDevice:
         self._index = index
         self._history_entries = history_entries
         self._recording: TraceRecording | None = None
+        self._stage: str | None = None
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._card = _card_of(index) if card is None else load_card(card) if isinstance(card, str) else card
 
@@ -110,6 +112,10 @@ class CudaDevice:
         """How often the cache was freed because the driver refused."""
         return int(self._statistics()["num_alloc_retries"])
 
+    def allocations(self) -> int:
+        """How many blocks were handed out."""
+        return int(self._statistics()["allocation"]["all"]["allocated"])
+
     def out_of_memory_count(self) -> int:
         """How often out of memory was raised."""
         return int(self._statistics()["num_ooms"])
@@ -156,9 +162,15 @@ class CudaDevice:
             self._finish(recording, [_event(row) for row in rows if row["action"] != "snapshot"], counted)
 
     def mark(self, stage: str) -> None:
-        """Mark the running recording; does nothing while there is none."""
+        """Begin a stage, and mark it in the recording that runs."""
+        self._stage = stage
         if self._recording is not None:
             self._recording.mark(stage)
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that began last."""
+        return self._stage
 
     def empty_cache(self) -> int:
         """Return unused segments of **every** device of the process, as PyTorch does; bytes returned on this one."""

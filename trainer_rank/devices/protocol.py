@@ -26,9 +26,14 @@ class MemoryInfo(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """An out of memory as the allocator met it, before anything was unwound; bytes. ``asked`` is the request."""
+    """An out of memory as the allocator met it, before anything was unwound; bytes.
+
+    ``asked`` is what the driver was asked for: the request in whole segments. ``requested`` is the request itself, None
+    on a real card, which does not say.
+    """
 
     asked: int
+    requested: int | None
     free: int
     allocated: int
     reserved: int
@@ -87,6 +92,9 @@ class Device(Protocol):
     def allocator_retries(self) -> int:
         """How often the allocator freed its cache because the driver refused, since the process began."""
 
+    def allocations(self) -> int:
+        """How many blocks the allocator has handed out since the process began."""
+
     def out_of_memory_count(self) -> int:
         """How often the allocator raised out of memory, since the process began."""
 
@@ -100,7 +108,11 @@ class Device(Protocol):
         """Record allocator events inside the context; one recording at a time per device."""
 
     def mark(self, stage: str) -> None:
-        """Mark the running recording, see :meth:`Recording.mark`; does nothing while there is none."""
+        """Begin a stage: it is remembered, and marked in the recording that runs, see :meth:`Recording.mark`."""
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that began last, of whichever thread; None before the first."""
 
     def empty_cache(self) -> int:
         """Return unused cached segments to the driver; the number of bytes returned."""

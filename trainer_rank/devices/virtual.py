@@ -73,6 +73,7 @@ class VirtualDevice:
         self._dead: deque[_Life] = deque()
         self._lock = threading.Lock()
         self._recording: TraceRecording | None = None
+        self._stage: str | None = None
         self._streams = threading.local()
         self._sides = cycle(range(_FIRST_SIDE_STREAM, _FIRST_SIDE_STREAM + 32))
         self._observers: list[Callable[[Sighting], None]] = []
@@ -154,6 +155,10 @@ class VirtualDevice:
         """How often the cache was freed because the driver refused."""
         return self._memory.allocator.num_alloc_retries
 
+    def allocations(self) -> int:
+        """How many blocks were handed out."""
+        return self._memory.allocations
+
     def out_of_memory_count(self) -> int:
         """How often out of memory was raised."""
         return self._memory.allocator.num_ooms
@@ -189,9 +194,15 @@ class VirtualDevice:
             recording.finish(events, after, self.peak_allocated(), self.peak_reserved(), self.memory_info())
 
     def mark(self, stage: str) -> None:
-        """Mark the running recording; does nothing while there is none."""
+        """Begin a stage, and mark it in the recording that runs."""
+        self._stage = stage
         if self._recording is not None:
             self._recording.mark(stage)
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that began last."""
+        return self._stage
 
     def empty_cache(self) -> int:
         """Return unused segments of **every** device of the process, as PyTorch does; bytes returned on this one."""
@@ -311,7 +322,7 @@ class VirtualDevice:
         except OutOfMemory as error:
             error.device = self._index
             for observer in self._observers:
-                observer(Sighting(size, error.free, error.allocated, error.reserved))
+                observer(Sighting(error.asked, size, error.free, error.allocated, error.reserved))
             raise torch.OutOfMemoryError(error.message) from None
 
     def _death(self, life: weakref.ref[torch.UntypedStorage]) -> None:

@@ -80,7 +80,7 @@ class VirtualMemory:
         self.held: dict[str, LibraryDemand] = {}
         self.pending = [*_demands_of(card), *demands]
         self._raw = 0
-        self.driver_allocations = 0
+        self.driver_allocations = self.allocations = 0
         segments = snapshot.segments if snapshot else ()
         self._streams = {segment.address: segment.stream for segment in segments}
         self._stream = 0
@@ -100,6 +100,7 @@ class VirtualMemory:
         except OutOfMemory as error:
             self._note("oom", error.free, size, stream)
             raise
+        self.allocations += 1
         self._note("alloc", self.allocator.address(handle), size, stream)
         return handle
 

@@ -131,7 +131,7 @@ def _score(chosen: tuple[tuple[Same[Tape], Same[Path]], ...], turns: tuple[Turn,
     return compose([(tape.thing, path.thing) for tape, path in chosen], turns)
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """The state that every replay of a forecast begins with; ``blocks`` are the live handles by address."""
 
     snapshot: Snapshot
@@ -140,16 +140,17 @@ class _Start(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _start(snapshot: Same[Snapshot]) -> _Start:
+def start_of(snapshot: Same[Snapshot]) -> Start:
+    """Return the state that replays from a snapshot begin with."""
     allocator = unlimited(snapshot.thing)
-    return _Start(snapshot.thing, allocator, {address: live[0] for address, live in allocator.live().items()})
+    return Start(snapshot.thing, allocator, {address: live[0] for address, live in allocator.live().items()})
 
 
 @lru_cache(maxsize=16)
 def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
-    start = _start(Same(snapshot))
+    start = start_of(Same(snapshot))
     expected = _replay(likely, turns, start)
     widest = [expected, *_alternatives(choices, likely, turns, start)]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
@@ -186,7 +187,7 @@ def _alternatives(
     choices: Sequence[Choice],
     likely: Sequence[Sized],
     turns: tuple[Turn, ...],
-    start: _Start,
+    start: Start,
 ) -> Iterator[_Replayed]:
     """Replay what else the recordings allow, with ancestors taken in the other order; nothing where nothing differs."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
@@ -196,20 +197,34 @@ def _alternatives(
             yield _replay(each, turns, start, lowest=True)
 
 
-def _replay(
-    passes: Sequence[Sized],
-    turns: tuple[Turn, ...],
-    start: _Start,
-    *,
-    lowest: bool = False,
-) -> _Replayed:
+class Prepared(NamedTuple):
+    """A composed plan before its first operation; what :func:`trainer_rank.tapes.simulate.simulate` needs of it."""
+
+    score: Score
+    allocator: CachingAllocator
+    sizes: list[int]
+    handles: list[int]
+    streams: dict[int, int]
+
+
+def prepared(passes: Sequence[Sized], turns: tuple[Turn, ...], start: Start, *, lowest: bool = False) -> Prepared:
+    """Compose the passes, on a copy of the start, with a block for each ancestor."""
     score = _score(tuple((Same(each.tape), Same(each.path)) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
-    allocator = copied(start.allocator)
     found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=lowest)
     ancestors = [NOBODY if address is None else start.blocks[address] for address in reversed(found)]
     handles = [NOBODY] * len(sizes) + ancestors
-    streams = streams_of(start.snapshot)
+    return Prepared(score, copied(start.allocator), sizes, handles, streams_of(start.snapshot))
+
+
+def _replay(
+    passes: Sequence[Sized],
+    turns: tuple[Turn, ...],
+    start: Start,
+    *,
+    lowest: bool = False,
+) -> _Replayed:
+    score, allocator, sizes, handles, streams = prepared(passes, turns, start, lowest=lowest)
     high, top, peak, done = allocator.allocated, allocator.reserved, -1, []
     for turn, first, end in zip(turns, score.starts, [*score.starts[1:], len(score.operations)], strict=True):
         peaks = simulate(allocator, islice(score.operations, first, end), sizes, handles, streams)
