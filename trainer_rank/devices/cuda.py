@@ -22,6 +22,8 @@ _HISTORY_ENTRIES = 1_000_000
 _COUNTED = ("alloc", "free_requested")
 """Events that the allocator's own counters count too."""
 
+_recorded: set[int] = set()
+"""Devices being recorded: PyTorch has one switch for the history of all of them."""
 _watches: list[tuple[int, Callable[[Sighting], None]]] = []
 _attached: list[bool] = []
 
@@ -137,29 +139,34 @@ class CudaDevice:
 
     @contextmanager
     def record(self) -> Iterator[TraceRecording]:
-        """Record allocator events inside the context and start new peaks; one recording at a time in the process.
+        """Record allocator events inside the context and start new peaks; one recording at a time on a device.
 
         Keeps no stacks. ``trace()`` raises TraceError when the buffer wrapped; the next recording has a larger one.
         """
-        if self._recording is not None:
+        if self._index in _recorded:
             raise UnsupportedError(f"{self.name} is being recorded already; one recording at a time")
         self.synchronize()
         self.reset_peaks()
         start = self._count()
         recording = TraceRecording(lambda: self._count() - start, self.snapshot(), self._outside)
         self._recording = recording
-        torch.cuda.memory._record_memory_history(
-            "all", context=None, stacks="python", max_entries=self._history_entries, clear_history=True
-        )
+        if not _recorded:
+            torch.cuda.memory._record_memory_history(
+                "all", context=None, stacks="python", max_entries=self._history_entries, clear_history=True
+            )
+        earlier = len(self._history()) if _recorded else 0
+        _recorded.add(self._index)
         try:
             yield recording
         finally:
             self._recording = None
             self.synchronize()
             counted = self._count() - start
-            rows = torch.cuda.memory._snapshot(self._index)["device_traces"][self._index]
-            torch.cuda.memory._record_memory_history(None)
-            self._finish(recording, [_event(row) for row in rows if row["action"] != "snapshot"], counted)
+            rows = self._history()[earlier:]
+            _recorded.remove(self._index)
+            if not _recorded:
+                torch.cuda.memory._record_memory_history(None)
+            self._finish(recording, [_event(row) for row in rows], counted)
 
     def mark(self, stage: str) -> None:
         """Begin a stage, and mark it in the recording that runs."""
@@ -224,6 +231,11 @@ class CudaDevice:
         """Allocations and frees since the process began, as the allocator counts them; never waits for the device."""
         counts = self._statistics()["allocation"]["all"]
         return int(counts["allocated"]) + int(counts["freed"])
+
+    def _history(self) -> list[dict[str, Any]]:
+        """This device's events since the history of the process began."""
+        rows = torch.cuda.memory._snapshot(self._index)["device_traces"][self._index]
+        return [row for row in rows if row["action"] != "snapshot"]
 
     def _outside(self) -> int:
         free, total = self.memory_info()
