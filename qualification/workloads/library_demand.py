@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
-
 from qualification.errors import ConfigurationError
 from qualification.execution.worker import Context
 from qualification.records import Ground
@@ -90,7 +88,7 @@ class _Real:
                 raise
 
     def tear_down(self, phase: str) -> int:
-        torch.cuda.synchronize()
+        self._device.synchronize()
         before = self._device.memory_info().free
         handle, address = self._held.pop(phase, (None, None))
         if address is not None:

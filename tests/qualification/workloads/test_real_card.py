@@ -1,0 +1,121 @@
+"""What the release workloads do on a real card, in order, with a modelled card where the driver would be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qualification.criteria.observation import Observation
+from qualification.errors import ConfigurationError
+from qualification.execution.worker import Context, Job
+from qualification.records import Criterion, Ground, Verdict
+from qualification.workloads import library_demand
+from qualification.workloads.recompute import replays
+from tests.qualification.criteria.stamping import stamp
+from trainer_rank import contract
+from trainer_rank.devices.virtual import VirtualDevice
+
+HANDLE = 41_943_040
+
+
+class Driver:
+    """Stands for the CUDA runtime and cuBLAS over a virtual card's raw memory."""
+
+    device: VirtualDevice
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def take(self, size: int, refused: str) -> int:
+        if size > self.device.memory_info().free:
+            raise RuntimeError(refused)
+        self.device.take_raw(size)
+        address = len(self._sizes) + 1
+        self._sizes[address] = size
+        return address
+
+    def give_back(self, address: int) -> None:
+        self.device.give_back_raw(self._sizes[address])
+
+    def handle(self) -> int:
+        return self.take(HANDLE, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    destroy = give_back
+
+
+def construct(**options: Any) -> contract.Subject:
+    subject = contract.construct(**options | {"ground": "rehearsal", "capacity": None, "demands": ()})
+    assert isinstance(subject.device, VirtualDevice)
+    Driver.device = subject.device
+    return subject
+
+
+def close(subject: contract.Subject) -> dict[str, int]:
+    report = contract.close(subject)
+    Driver.device.close()
+    return report
+
+
+@pytest.fixture
+def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Criterion]]]:
+    monkeypatch.setattr(library_demand, "DriverMemory", Driver)
+    card = SimpleNamespace(**{name: getattr(contract, name) for name in dir(contract)})
+    card.construct, card.close = construct, close
+    events, output = tmp_path / "events", tmp_path / "out"
+    output.mkdir()
+
+    def qualify(workload: str, policy: str, **parameters: int) -> list[Criterion]:
+        job = Job(
+            run="run-of-a-test", attempt=1, workload=workload, ground=Ground.NATIVE, policy=policy, subject=".",
+            output=str(output), parameters=parameters,
+        )  # fmt: skip
+        descriptor = os.open(events, os.O_WRONLY | os.O_CREAT)
+        context, failed = Context(job, card, output, descriptor), False
+        try:
+            import_module(f"qualification.workloads.{workload}").run(context)
+            context.emit("end")
+        except RuntimeError as error:
+            failed = True
+            context.emit("failure", type=type(error).__name__, text=str(error))
+        finally:
+            os.close(descriptor)
+        files = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
+        found = Observation(
+            workload, Ground.NATIVE, int(failed), False, stamp(events.read_text().splitlines(), tmp_path), files,
+            replays(files),
+        )  # fmt: skip
+        criteria: list[Criterion] = import_module(f"qualification.criteria.{workload}").judge(found)
+        return criteria
+
+    yield qualify
+    Driver.device.close()
+
+
+def unmet(criteria: list[Criterion]) -> dict[str, str | None]:
+    return {each.name: each.reason for each in criteria if each.verdict is not Verdict.PASSED}
+
+
+@pytest.mark.parametrize("policy", ["unconditional", "budgeted", "forecast"])
+def test_a_narrowed_card_passes_with_releases(native: Callable[..., list[Criterion]], policy: str) -> None:
+    assert unmet(native("pressure", policy)) == {}
+
+
+def test_without_releases_the_handle_finds_no_memory(native: Callable[..., list[Criterion]]) -> None:
+    found = unmet(native("pressure", "none"))
+    assert "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`" in (found["library_failures"] or "")
+
+
+@pytest.mark.parametrize("policy", ["unconditional", "forecast"])
+def test_arms_on_one_card_match_until_the_release(native: Callable[..., list[Criterion]], policy: str) -> None:
+    assert unmet(native("release_vs_observe", policy)) == {}
+
+
+def test_a_card_without_room_for_the_ballast_is_refused(native: Callable[..., list[Criterion]]) -> None:
+    with pytest.raises(ConfigurationError, match=r"virtual:0 has \d+ of \d+ B free; it cannot be narrowed to"):
+        native("pressure", "none", capacity=150_109_880_320)
