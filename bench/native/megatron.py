@@ -12,13 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.native.batches import packed_batch, ragged
+from bench.native.batches import packed_batch
 from bench.native.work import step_operations
 from trainer_rank.devices.cuda import CudaDevice
 from trainer_rank.geometry import Topology
@@ -129,21 +128,6 @@ def without_hooks(runtime: MegatronRuntime, *, dispatchers: bool) -> Iterator[No
             module._forward_hooks.update(hooks)
 
 
-def adapter_overhead(device: CudaDevice, tokens: int) -> list[dict[str, Any]]:
-    """Step time of the frozen base and of adapters of rank 1 and 16, interleaved."""
-    rows: dict[str, list[float]] = {}
-    for rank in (1, 16):
-        with built(device, 4, rank) as runtime:
-            batch = packed_batch([tokens // 2] * 2, runtime.geometry.vocabulary, device.torch_device)
-            step = partial(train, runtime, batch, "policy")
-            step()
-            for _ in range(7):
-                rows.setdefault(f"rank {rank}", []).append(timed(step))
-                with without_hooks(runtime, dispatchers=False):
-                    rows.setdefault("frozen base", []).append(timed(step))
-    return [{"variant": name, "tokens": tokens, "step_s": statistics.median(times)} for name, times in rows.items()]
-
-
 def retention(device: CudaDevice, layers: int, tokens: int) -> dict[str, Any]:
     """Bytes retained per token with the routing kept and with it released."""
     with built(device, layers) as runtime:
@@ -156,33 +140,11 @@ def retention(device: CudaDevice, layers: int, tokens: int) -> dict[str, Any]:
     return {"layers": layers, "tokens": tokens, "released": released, "kept": kept}
 
 
-def ragged_steps(device: CudaDevice, steps: int, limit_s: float, largest: int) -> dict[str, Any]:
-    """Seconds of random ragged batches with the size grid, and fed as they are, each within ``limit_s``."""
-    from trainer_rank.models.megatron import layout  # the grid is switched off here and nowhere else
-
-    times: dict[str, list[float]] = {}
-    grid = layout.padded_tokens
-    with built(device, 4) as runtime:
-        for name, pad in (("grid", grid), ("as they are", lambda tokens, _context=1: tokens)):
-            layout.padded_tokens = pad  # type: ignore[assignment]
-            began = time.perf_counter()
-            for step in range(steps):
-                if time.perf_counter() - began > limit_s:
-                    break
-                tokens = int(largest * (0.25 + 0.75 * ((step * 0.618034) % 1)))
-                batch = packed_batch(ragged(tokens, step), runtime.geometry.vocabulary, device.torch_device)
-                times.setdefault(name, []).append(timed(partial(train, runtime, batch, "policy")))
-        layout.padded_tokens = grid
-    return {"largest": largest, "limit_s": limit_s, "seconds": times}
-
-
 SECTIONS: dict[str, Callable[[CudaDevice], Any]] = {
-    "overhead": lambda device: adapter_overhead(device, 16_384),
     "retention": lambda device: [retention(device, 4, 16_384)],
     "sizes-4": lambda device: _sizes(device, 4, (4_096, 16_384, 65_536)),
     "sizes-16": lambda device: _sizes(device, 16, (4_096, 16_384, 65_536)),
     "sizes-40": lambda device: [*_sizes(device, 40, (4_096, 16_384)), retention(device, 40, 16_384)],
-    "ragged": lambda device: ragged_steps(device, 50, 60.0, 8_192),
 }
 
 

@@ -9,8 +9,8 @@ from bench.native.tables import table
 GIB = 1 << 30
 
 
-def section(recording: dict[str, Any]) -> str:
-    """Sizes, adapter overhead, retained memory, and ragged steps, as far as they were recorded."""
+def section(recording: dict[str, Any], *, adapters: bool) -> str:
+    """Sizes, adapter overhead where ``adapters``, and retained memory, as far as they were recorded."""
     sections = {name: each["result"] for name, each in recording["sections"].items()}
     peak = recording["matrix_operations_per_s"]
     parts = [
@@ -20,13 +20,11 @@ def section(recording: dict[str, Any]) -> str:
         f"{peak / 1e12:.0f} TFLOP/s in the same run; the share counts the operations that the step needs at least.",
         _sizes([row for name, rows in sections.items() if name.startswith("sizes") for row in _rows(rows)], peak),
     ]
-    if "overhead" in sections:
+    if adapters and "overhead" in sections:
         parts.append(_overhead(sections["overhead"]))
     kept = [row for rows in sections.values() for row in _rows(rows) if "kept" in row]
     if kept:
         parts.append(_retention(kept))
-    if "ragged" in sections:
-        parts.append(_ragged(sections["ragged"]))
     failed = {name: rows["failed"] for name, rows in sections.items() if isinstance(rows, dict) and "failed" in rows}
     parts.extend(f"Section `{name}` failed: {reason}." for name, reason in failed.items())
     return "\n\n".join(parts)
@@ -92,24 +90,6 @@ def _retention(rows: list[dict[str, Any]]) -> str:
                         f"{100 * (1 - row['released'] / row['kept']):.0f} %",
                     ]
                     for row in rows
-                ],
-            ),
-        ]
-    )
-
-
-def _ragged(result: dict[str, Any]) -> str:
-    return "\n\n".join(
-        [
-            f"Random ragged batches of up to {result['largest']:,} tokens, each variant for at most "
-            f"{result['limit_s']:.0f} s, in this order in one process. The slow steps are kernels being tuned, once "
-            "per range of sizes; the second variant met ranges that the first had tuned, so the two are not a "
-            "comparison:",
-            table(
-                ["packed sizes", "steps done", "mean step", "slowest step"],
-                [
-                    [name, len(times), f"{sum(times) / len(times):.2f} s", f"{max(times):.2f} s"]
-                    for name, times in result["seconds"].items()
                 ],
             ),
         ]

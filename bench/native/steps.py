@@ -1,7 +1,7 @@
 """Train the Megatron model under TrainerRank on one H200: ``python -m bench.native.steps OUTPUT.jsonl [LAYERS]``.
 
-First, forecasts against observations on ragged packs of the size grid that were never probes; then, interleaved, our
-step and the same step without TrainerRank. Lines are events in order; a forecast is written before its forward begins.
+Forecasts against observations on ragged packs of the size grid that were never probes. Lines are events in order; a
+forecast is written before its forward begins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from bench.native.batches import packed_batch, ragged
-from bench.native.megatron import built, timed
+from bench.native.batches import ragged
+from bench.native.megatron import built
 from trainer_rank.devices.cuda import CudaDevice
-from trainer_rank.models.megatron.runtime import MegatronRuntime
-from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
+from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
 from trainer_rank.requests import Request
@@ -29,35 +28,29 @@ PROBES = ((2048, 2048), tuple(ragged(8_000, 11)), tuple(ragged(4_000, 12)), (409
 SIZES = (4_000, 8_000, 16_000, 64_000)
 """Just below four sizes of the grid, the largest eight times the largest probe."""
 SHAPES = 44
-PAIRS = 12
 
 
-def requests(runtime: MegatronRuntime, lengths: list[int], seed: int) -> list[Request]:
+def requests(runtime: ModelRuntime, lengths: list[int], seed: int) -> list[Request]:
     """One ragged batch of one slot, kept together as a group."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(16, runtime.geometry.vocabulary, (length + 1,), generator=generator) for length in lengths]
     return [Request(row[:-1], row[1:], "policy", group="batch") for row in rows]
 
 
-def our_step(rank: TrainerRank, batch: list[Request]) -> None:
-    """Forward, mean loss, backward and update of one batch."""
+def our_step(rank: TrainerRank, batch: list[Request]) -> list[torch.Tensor]:
+    """Forward, mean loss, backward and update of one batch; its micro-batches' losses, which are not waited for."""
+    losses = []
     for micro_batch in rank.forward_micro_batches(batch):
         outputs = micro_batch.outputs.values()
-        rank.backward(micro_batch, -torch.stack([each.log_probabilities.mean() for each in outputs]).mean())
+        loss = -torch.stack([each.log_probabilities.mean() for each in outputs]).mean()
+        rank.backward(micro_batch, loss)
+        losses.append(loss.detach())
     rank.optim_step()
-
-
-def plain_step(runtime: MegatronRuntime, optimizer: SlotOptimizer, lengths: list[int]) -> None:
-    """The same work by hand."""
-    batch = packed_batch(lengths, runtime.geometry.vocabulary, runtime.device.torch_device)
-    outputs = runtime.forward(batch, slot="adversary", gradients=True)
-    parts = outputs.log_probabilities.split(lengths)
-    (-torch.stack([part.mean() for part in parts]).mean()).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+    return losses
 
 
 def main(output: Path, layers: int) -> None:
-    """Record accuracy, then overhead."""
+    """Record every forecast and observation."""
     device = CudaDevice(0)
     policy = dataclasses.replace(load_policy("forecast"), probe_lengths=PROBES)
     with output.open("w") as stream, built(device, layers) as runtime:
@@ -72,19 +65,6 @@ def main(output: Path, layers: int) -> None:
             lengths = ragged(SIZES[index % len(SIZES)] - 7 * index, 100 + index)
             tell({"event": "shape", "lengths": lengths})
             our_step(rank, requests(runtime, lengths, index))
-        optimizer = SlotOptimizer(runtime.adapter_parameters("adversary"), OptimizerSettings())
-        optimizer.prepare_gradients()
-        lengths = ragged(16_000, 100)
-        batch = requests(runtime, lengths, 0)
-        for pair in range(PAIRS):
-            order = ("ours", "plain") if pair % 2 else ("plain", "ours")
-            for name in order:
-                step = (
-                    (lambda: our_step(rank, batch))
-                    if name == "ours"
-                    else lambda: plain_step(runtime, optimizer, lengths)
-                )
-                tell({"event": "timed", "variant": name, "pair": pair, "seconds": timed(step)})
         tell({"event": "closed", "report": str(rank.close())})
 
 

@@ -1,7 +1,8 @@
-"""Record allocation traces of whole steps of the Megatron model: ``python -m bench.native.tapes FOLDER LAYERS...``.
+"""Record allocation traces of whole steps of the Megatron model: ``python -m bench.native.tapes FOLDER WHAT...``.
 
-Each trace is one steady step (forward, loss, backward, optimizer) of one packed shape at one layer count, with its
-stages marked and its features stated, as ``qualify tape fit`` reads them. Needs the extra [megatron] and a CUDA device.
+``WHAT`` is LAYERS[:SHAPE,SHAPE...[:RETENTION,RETENTION...]]. Each trace is one steady step (forward, loss, backward,
+optimizer) of one packed shape at one layer count, stages marked and features stated, as ``qualify tape fit``
+reads them. Shapes joined by ``+`` are the subforwards of one plan. Needs the extra [megatron] and a CUDA device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from bench.native.batches import ragged
 from bench.native.megatron import built
-from trainer_rank.admission.ladder import Plan, Retention
+from bench.native.plans import SHAPES, plan_of
+from trainer_rank.admission.ladder import Retention
 from trainer_rank.allocator.trace import save_trace
 from trainer_rank.devices.cuda import CudaDevice
 from trainer_rank.devices.protocol import Recording
@@ -24,32 +25,21 @@ from trainer_rank.errors import TraceError
 from trainer_rank.execution import PlanRun, in_phases
 from trainer_rank.features import plan_features
 from trainer_rank.geometry import Topology
-from trainer_rank.models.megatron.runtime import MegatronRuntime
+from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
-from trainer_rank.packing import GroupKey, Subforward
-from trainer_rank.requests import Request, RequestShape
+from trainer_rank.requests import Request
 
-SHAPES = {
-    "2x2048": [2048] * 2,
-    "2x8192": [8192] * 2,
-    "2x32768": [32768] * 2,
-    "ragged4096": ragged(4_000, 1),
-    "ragged8192": ragged(8_000, 2),
-    "ragged16384": ragged(16_000, 3),
-    "ragged65536": ragged(64_000, 4),
-}
-"""Few sizes of the grid, so that kernels tune seldom; ragged packs leave a filler."""
 RETENTIONS = (Retention.DEVICE, Retention.RERUN)
+"""What is recorded unless other retentions are named."""
 
 
 class Step:
     """One whole step of one slot, repeatable; gradient buffers and optimizer states exist."""
 
-    def __init__(self, runtime: MegatronRuntime, lengths: list[int], retention: Retention) -> None:
+    def __init__(self, runtime: ModelRuntime, shape: str, retention: Retention) -> None:
         self.runtime = runtime
-        shapes = tuple(RequestShape(index, length, "policy", True) for index, length in enumerate(lengths))
-        key = GroupKey(slot="policy", gradients=True, hidden=False)
-        self.plan = Plan("tape", (Subforward(key, shapes),), retention)
+        self.plan = plan_of(shape, retention)
+        lengths = [request.length for each in self.plan.subforwards for request in each.requests]
         rows = [torch.randint(16, runtime.geometry.vocabulary, (length + 1,)) for length in lengths]
         self.requests = {index: Request(row[:-1], row[1:], "policy") for index, row in enumerate(rows)}
 
@@ -62,30 +52,33 @@ class Step:
         optimizer.step()
 
     def features(self) -> dict[str, int]:
-        """The plan's features as the kernels see them, with the layer count."""
+        """The layer count, and of one subforward the features of what the kernels see; of several their number."""
+        known = {"layers": self.runtime.geometry.layers, "context": self.runtime.topology.context}
+        if len(self.plan.subforwards) > 1:
+            tokens = sum(self.plan.packed_tokens)
+            return {"subforwards": len(self.plan.subforwards), "tokens": tokens} | known
         subforward = self.plan.subforwards[0]
         parameters = self.runtime.adapter_parameters("policy").values()
-        return {
-            **plan_features(
-                self.runtime.executed_lengths(subforward.lengths),
-                self.runtime.geometry,
-                self.runtime.topology,
-                output_rows=subforward.packed_tokens,
-                adapter_bytes=sum(each.numel() * each.element_size() for each in parameters),
-            ),
-            "layers": self.runtime.geometry.layers,
-            "context": self.runtime.topology.context,
-        }
+        found = plan_features(
+            self.runtime.executed_lengths(subforward.lengths),
+            self.runtime.geometry,
+            self.runtime.topology,
+            output_rows=subforward.packed_tokens,
+            adapter_bytes=sum(each.numel() * each.element_size() for each in parameters),
+        )
+        return found | known
 
 
-def record(folder: Path, device: CudaDevice, layers: int, wanted: list[str], ranks: int) -> None:
-    """Record the wanted shapes, whole and rerun, at one layer count; of several ranks, the first one's are kept."""
+def record(
+    folder: Path, device: CudaDevice, layers: int, wanted: list[str], retentions: list[Retention], ranks: int
+) -> None:
+    """Record the wanted shapes and retentions at one layer count; of several ranks, the first one's are kept."""
     with built(device, layers, topology=Topology(context=ranks)) as runtime:
         optimizer = SlotOptimizer(runtime.adapter_parameters("policy"), OptimizerSettings())
         optimizer.prepare_gradients()
         for name in wanted:
-            for retention in RETENTIONS:
-                step = Step(runtime, SHAPES[name], retention)
+            for retention in retentions:
+                step = Step(runtime, name, retention)
                 with device.activate():
                     try:
                         steady = record_steady(
@@ -120,14 +113,15 @@ def every_rank(steady: bool) -> bool:
 
 
 def main(folder: Path, wanted: list[str]) -> None:
-    """Record ``LAYERS[:NAME,NAME...]`` one after the other; under torchrun the ranks share each step's context."""
+    """Record one after the other; under torchrun the ranks share each step's context."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = CudaDevice(int(os.environ.get("LOCAL_RANK", "0")))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for each in wanted:
-        layers, _, names = each.partition(":")
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        record(folder, device, int(layers), names.split(",") if names else list(SHAPES), ranks)
+        layers, names, kept = [*each.split(":"), "", ""][:3]
+        retentions = [Retention(name) for name in kept.split(",")] if kept else list(RETENTIONS)
+        record(folder, device, int(layers), names.split(",") if names else list(SHAPES), retentions, ranks)
 
 
 if __name__ == "__main__":
