@@ -11,6 +11,7 @@ import torch
 
 from bench.native import grid, learning, lora, pairs, plans, steps, tapes
 from bench.native.plans import Recorded, plan_of
+from qualification.statistics import interleaved
 from trainer_rank.admission.ladder import Retention
 from trainer_rank.devices.steady import record_steady
 from trainer_rank.devices.virtual import VirtualDevice
@@ -138,3 +139,7 @@ def test_the_grid_experiment_starts_from_empty_caches_alone(tmp_path: Path) -> N
     (tmp_path / "grid" / "triton").mkdir(parents=True)
     with pytest.raises(SystemExit, match="grid is not empty"):
         grid.main(tmp_path / "out.json", tmp_path)
+
+
+def test_the_pairs_are_in_the_order_that_is_compared() -> None:
+    assert interleaved(len(pairs.ORDER) // 2) == pairs.ORDER
