@@ -1,128 +1,154 @@
-"""Record what each release policy does under pressure on one GPU: ``python -m bench.native.release OUTPUT.json``;
-print a recording as a table: ``python -m bench.native.release --table RECORDING.json``.
+"""Record what each release policy does under pressure on one GPU: ``python -m bench.native.release FOLDER``;
+make the table of docs/headroom.md from a recording: ``python -m bench.native.release --table [RECORDING.json]``.
 
-A raw driver allocation narrows the card. After one step, whose segments stay cached, the rest is cached too until
-0.034734 GB are free, as in the public report: the next forwards are served from the cache. Every backward builds a real
-cuBLAS handle and takes 67,108,864 B of driver memory beside it, the largest library allocation of the report's later
-profile. Policies run in turn, several rounds, the same batch; arms without pressure before and after give the speed to
-compare with.
+A process of its own records the tapes first, so that no arm probes. A raw driver allocation narrows the card. In every
+round each arm takes one step, then the rest of the card is cached until 0.034734 GB are free, as in the public report,
+and equal steps follow. Every backward builds a real cuBLAS handle and takes 67,108,864 B of driver memory beside it,
+the largest library allocation of the report's later profile. The arm without pressure, in the same rounds, is the speed
+to compare with. Takes up to 110 s and writes ``FOLDER/h200-release.json`` and ``FOLDER/tapes/``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import json
-import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from bench.native.reference import GEOMETRY, PROBES, requests
-from trainer_rank.devices.cuda import CudaDevice
+from bench.native.batches import ragged
+from bench.native.reference import GEOMETRY, PROBES
+from bench.native.tables import table
 from trainer_rank.devices.protocol import Device
+from trainer_rank.geometry import ModelGeometry
 from trainer_rank.models.reference import ReferenceModel, build_reference
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
+from trainer_rank.requests import Request
+
+if TYPE_CHECKING:
+    from qualification.workloads.driver_memory import DriverMemory
 
 POLICIES = ("none", "unconditional", "trigger-3-percent", "budgeted", "forecast")
-ROUNDS, WARM, STEPS, TOKENS = 3, 40, 40, 8_192
+CALM = "without pressure"
+"""The arm to compare with: policy none, nothing cached beyond its own step, no ballast."""
 LEFT_FREE = 34_734_080
 LIBRARY_BYTES = 67_108_864
 SPARE = 1 << 30
 """Room beside the largest step and the library, so that the card is narrow and the work still fits."""
-LIMIT_S = 150.0
-"""No round begins after this many seconds."""
+RECORDING = Path(__file__).parent.parent / "recordings" / "h200-release.json"
 
 
-class Driver:
-    """Driver memory past PyTorch, and cuBLAS handles of our own."""
+class Sizes(NamedTuple):
+    """How much is run: tokens of the batch, steps that earn credit first, steps after each fill, rounds, and seconds
+    after which no round begins."""
 
-    def __init__(self) -> None:
-        torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # PyTorch's own handle, and the libraries
-        self._runtime = ctypes.CDLL(_mapped("libcudart.so"))
-        self._cublas = ctypes.CDLL(_mapped("libcublas.so"))
-
-    def take(self, size: int) -> ctypes.c_void_p:
-        """Take ``size`` bytes by ``cudaMalloc``; RuntimeError, in cuBLAS's words, when the driver refuses."""
-        address = ctypes.c_void_p()
-        if self._runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)):
-            self._runtime.cudaGetLastError()
-            raise RuntimeError(f"CUDA error: CUBLAS_STATUS_ALLOC_FAILED: no {size} B for the handle's workspace")
-        return address
-
-    def give_back(self, address: ctypes.c_void_p) -> None:
-        """Return memory taken with :meth:`take`."""
-        self._runtime.cudaFree(address)
-
-    @contextmanager
-    def library(self) -> Iterator[None]:
-        """A cuBLAS handle and its workspace, held until the end."""
-        handle, workspace = ctypes.c_void_p(), None
-        try:
-            if status := self._cublas.cublasCreate_v2(ctypes.byref(handle)):
-                name = "CUBLAS_STATUS_ALLOC_FAILED" if status == 3 else f"status {status}"
-                raise RuntimeError(f"CUDA error: {name} when calling `cublasCreate(handle)`")
-            workspace = self.take(LIBRARY_BYTES)
-            yield
-        finally:
-            if workspace is not None:
-                self.give_back(workspace)
-            if handle.value:
-                self._cublas.cublasDestroy_v2(handle)
+    tokens: int = 32_768
+    warm: int = 16
+    steps: int = 36
+    rounds: int = 3
+    seconds: float = 85.0
 
 
-def _mapped(name: str) -> str:
-    """The shared library of this name that this process has loaded."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = Path(line.split(maxsplit=5)[-1])
-        if path.name.startswith(name):
-            return str(path)
-    raise OSError(f"{name} is not loaded; it comes with PyTorch for CUDA")
+class Ground(NamedTuple):
+    """A device with its driver, and the model that is built there."""
+
+    device: Device
+    driver: DriverMemory
+    geometry: ModelGeometry
+    precision: torch.dtype
+    probes: tuple[tuple[int, ...], ...]
+
+    def model(self) -> ReferenceModel:
+        """The model, equal for every arm and process."""
+        return build_reference(
+            self.geometry, self.device, slots=["policy"], rank=8, alpha=16.0, seed=1, dtype=self.precision
+        )
+
+    def rank(self, model: ReferenceModel, policy: str, **options: Any) -> TrainerRank:  # noqa: ANN401 - passed on
+        """A rank of ``policy`` over the model; ``ladder`` replaces the policy's own."""
+        settings = load_policy(policy)
+        if settings.forecasts:
+            ladder = options.pop("ladder", settings.ladder)
+            settings = dataclasses.replace(settings, probe_lengths=self.probes, ladder=ladder)
+        return TrainerRank(model, settings, **options)
+
+    def batch(self, tokens: int) -> list[Request]:
+        """The batch of every step: ragged, one slot, one group."""
+        generator = torch.Generator().manual_seed(1)
+        rows = [
+            torch.randint(0, self.geometry.vocabulary, (length + 1,), generator=generator)
+            for length in ragged(tokens, 1, smallest=8)
+        ]
+        return [Request(row[:-1], row[1:], "policy", group="batch") for row in rows]
+
+
+def real() -> Ground:
+    """The first CUDA device."""
+    from qualification.workloads.driver_memory import DriverMemory
+    from trainer_rank.devices.cuda import CudaDevice
+
+    return Ground(CudaDevice(0), DriverMemory(), GEOMETRY, torch.bfloat16, PROBES)
+
+
+def record_tapes(ground: Ground, folder: Path) -> None:
+    """Record every kind of pass that the policies' ladders may need, and keep the tapes."""
+    model = ground.model()
+    for ladder in (("whole", "split"), ("host-held",), ("rerun",)):
+        rank = ground.rank(model, "forecast", ladder=ladder)
+        for micro_batch in rank.forward_micro_batches(ground.batch(sum(ground.probes[-1]))):
+            rank.backward(micro_batch, _loss(micro_batch.outputs))
+        rank.save_tapes(folder)
+
+
+def _loss(outputs: Mapping[int, Any]) -> torch.Tensor:
+    return -torch.stack([each.log_probabilities.mean() for each in outputs.values()]).mean()
 
 
 class Arm:
     """One policy's rank over the shared model, through all rounds."""
 
-    def __init__(self, policy: str, device: Device, model: ReferenceModel, driver: Driver) -> None:
-        self._device, self._driver = device, driver
+    def __init__(self, ground: Ground, model: ReferenceModel, policy: str, batch: list[Request], tapes: Path) -> None:
+        self._device, self._driver, self._batch = ground.device, ground.driver, batch
         self.events: list[Mapping[str, Any]] = []
-        settings = load_policy(policy)
-        if settings.forecasts:
-            settings = dataclasses.replace(settings, probe_lengths=PROBES)
-        self._rank = TrainerRank(model, settings, on_event=self.events.append)
+        known = tapes if load_policy(policy).forecasts else None
+        self._rank = ground.rank(model, policy, on_event=self.events.append, tapes=known)
 
     def step(self) -> float:
         """Seconds of one forward, loss and backward; the library wants its memory as the backward begins."""
-        batch = requests(TOKENS, seed=1)
-        torch.cuda.synchronize()
+        self._device.synchronize()
         begun = time.perf_counter()
         with ExitStack() as held:
 
             def want(gradient: torch.Tensor) -> torch.Tensor:
-                held.enter_context(self._driver.library())
+                handle = self._driver.handle()
+                held.callback(self._driver.destroy, handle)
+                refused = f"CUDA error: CUBLAS_STATUS_ALLOC_FAILED: no {LIBRARY_BYTES} B for the handle's workspace"
+                held.callback(self._driver.give_back, self._driver.take(LIBRARY_BYTES, refused))
                 return gradient
 
-            for micro_batch in self._rank.forward_micro_batches(batch):
-                outputs = [each.log_probabilities.mean() for each in micro_batch.outputs.values()]
-                loss = -torch.stack(outputs).mean()
+            for micro_batch in self._rank.forward_micro_batches(self._batch):
+                loss = _loss(micro_batch.outputs)
                 loss.register_hook(want)  # type: ignore[no-untyped-call]
                 self._rank.backward(micro_batch, loss)
-                del outputs, loss
+                del loss
         self._rank.libraries_torn_down()
-        torch.cuda.synchronize()
+        self._device.synchronize()
         return time.perf_counter() - begun
 
     def run(self, steps: int) -> dict[str, Any]:
         """Outcome and figures of ``steps`` steps, or of those before the first failure. Bytes, seconds, counts."""
         self.events.clear()
-        retries, seconds, outcome = self._device.allocator_retries(), [], "finished"
+        retries, taken = self._device.allocator_retries(), self._device.driver_allocations()
+        seconds, outcome = [], "finished"
         for _ in range(steps):
             try:
                 seconds.append(self.step())
@@ -131,111 +157,158 @@ class Arm:
                 self._rank.discard_gradients()
                 break
         releases = [each for each in self.events if each["event"] == "release" and each["release_ns"]]
-        observed = [each["peak_reserved"] for each in self.events if each["event"] == "observed"]
         return {
             "outcome": outcome,
             "seconds": seconds,
             "releases": len(releases),
+            "segments_returned": sum(each["segments"] for each in releases),
+            "segments_taken": self._device.driver_allocations() - taken,
             "returned_bytes": sum(sum(each["shrunk"].values()) for each in releases),
             "charged_s": sum(each["charged_ns"] for each in releases) / 1e9,
             "release_s": sum(each["release_ns"] for each in releases) / 1e9,
             "refill_ns_per_segment": next((each["refill_ns_per_segment"] for each in releases), None),
             "denied": sum(each["event"] == "release" and not each["granted"] for each in self.events),
-            "peak_reserved": max(observed, default=None),
+            "probes": sum(each["event"] == "probe" for each in self.events),
+            "peak_reserved": max((e["peak_reserved"] for e in self.events if e["event"] == "observed"), default=None),
             "allocator_retries": self._device.allocator_retries() - retries,
             "events": [each for each in self.events if each["event"] in ("release", "headroom", "forecast")][:8],
         }
 
 
-def empty(device: Device) -> None:
+def _empty(device: Device) -> None:
     """Give everything unused back to the driver."""
     gc.collect()
     device.empty_cache()
 
 
-def fill(device: Device) -> int:
-    """Cache what is free but ``LEFT_FREE`` bytes in one segment; returns what is free then."""
+def _fill(device: Device) -> None:
+    """Cache what is free but ``LEFT_FREE`` bytes in one segment."""
     size = (device.memory_info().free - LEFT_FREE) & -(2 << 20)
     torch.empty(size, dtype=torch.uint8, device=device.torch_device)
-    return device.memory_info().free
 
 
-def main(output: Path) -> None:
-    """Run one arm without pressure, then every policy in turn, and write the recording after each arm."""
+def _round(ground: Ground, name: str, arm: Arm, room: int, steps: int) -> dict[str, Any]:
+    """One arm in one round: narrow, one step, fill, then the steps that count."""
+    device = ground.device
+    _empty(device)
+    if name == CALM:
+        arm.run(1)
+        return {"policy": name, "free_before": device.memory_info().free, **arm.run(steps)}
+    ballast = ground.driver.take(device.memory_info().free - room, "no ballast")
+    try:
+        first = arm.run(1)
+        _fill(device)
+        free = device.memory_info().free
+        return {"policy": name, "first_step": first["outcome"], "free_before": free, **arm.run(steps)}
+    finally:
+        ground.driver.give_back(ballast)
+
+
+def compare(ground: Ground, tapes: Path, output: Path, sizes: Sizes = Sizes()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Run every arm in turn in every round, each round in another order; write the recording after each arm."""
     begun = time.perf_counter()
-    device = CudaDevice(0)
-    driver = Driver()
-    model = build_reference(GEOMETRY, device, slots=["policy"], rank=8, alpha=16.0, seed=1, dtype=torch.bfloat16)
-    arms = {name: Arm(name, device, model, driver) for name in POLICIES}
-    warm = {name: arm.run(WARM)["seconds"] for name, arm in arms.items()}  # earns every account the same credit
-    empty(device)
-    room = device.memory_info().free, device.reserved()
-    free_run = arms["none"].run(STEPS)
-    room_bytes = free_run["peak_reserved"] - room[1] + LIBRARY_BYTES + SPARE
-    recording = {
+    model, batch = ground.model(), ground.batch(sizes.tokens)
+    arms = {name: Arm(ground, model, name, batch, tapes) for name in POLICIES}
+    warm = {name: arm.run(sizes.warm) for name, arm in arms.items()}  # earns every account the same credit
+    arms[CALM] = arms["none"]
+    _empty(ground.device)
+    room = max(each["peak_reserved"] for each in warm.values()) - ground.device.reserved() + LIBRARY_BYTES + SPARE
+    recording: dict[str, Any] = {
         "torch": torch.__version__,
-        "card": torch.cuda.get_device_name(),
-        "tokens": TOKENS,
-        "room_bytes": room_bytes,
-        "warm_s": warm,
-        "without_pressure": free_run,
+        "card": ground.device.card.title,
+        "tokens": sizes.tokens,
+        "tapes": sorted(file.name for file in tapes.iterdir()),
+        "room_bytes": room,
+        "warm": {name: each["seconds"] for name, each in warm.items()},
         "arms": [],
     }
-    for number in range(ROUNDS):
-        if time.perf_counter() - begun > LIMIT_S:
+    names = list(arms)
+    for number in range(sizes.rounds):
+        if time.perf_counter() - begun > sizes.seconds:
             break
-        for name, arm in arms.items():
-            empty(device)
-            ballast = driver.take(device.memory_info().free - room_bytes)
-            first = arm.run(1)["outcome"]
-            left = fill(device)
-            result = arm.run(STEPS)
-            driver.give_back(ballast)
-            recording["arms"].append(
-                {"round": number, "policy": name, "first_step": first, "free_after_fill": left, **result}
-            )
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            result = _round(ground, name, arms[name], room, sizes.steps)
+            recording["arms"].append({"round": number, **result})
             recording["elapsed_s"] = round(time.perf_counter() - begun, 1)
             output.write_text(json.dumps(recording, indent=1, default=str))
-            print(
-                name, result["outcome"], result["releases"], statistics.median(result["seconds"] or [0.0]), flush=True
-            )
-    empty(device)
-    again = arms["none"].run(STEPS)
-    recording["without_pressure_again"] = again
-    output.write_text(json.dumps(recording, indent=1, default=str))
-    print(table(recording))
+            print(number, name, result["outcome"], result["releases"], median(result["seconds"] or [0.0]), flush=True)
+    return recording
 
 
-def table(recording: Mapping[str, Any]) -> str:
-    """The recording as a table: per policy over all rounds, time against the arms without pressure in the same run."""
-    free = [*recording["without_pressure"]["seconds"], *recording.get("without_pressure_again", {}).get("seconds", [])]
-    base = statistics.median(free)
-    lines = [
-        f"without pressure: {base * 1e3:.1f} ms a step, {recording['tokens'] / base:,.0f} tokens/s",
-        "| policy | finished | releases | ms charged | ms of the first step | ms of the others, median "
-        "| % lost in all | tokens/s | peak reserved, B |",
-        "|---|---|---|---|---|---|---|---|---|",
+def report(recording: Mapping[str, Any]) -> str:
+    """The recording as a table and the sentences that need its figures."""
+    rounds = {each["round"]: each["seconds"] for each in recording["arms"] if each["policy"] == CALM}
+    step = median(second for seconds in rounds.values() for second in seconds)
+    steps = max(map(len, rounds.values()))
+    rows = [_row(name, recording, rounds) for name in dict.fromkeys(each["policy"] for each in recording["arms"])]
+    causes = {
+        (each["policy"], each["outcome"].partition("\n")[0])
+        for each in recording["arms"]
+        if each["outcome"] != "finished"
+    }
+    head = [
+        "policy",
+        "finished",
+        "releases",
+        "ms release",
+        "ms refill",
+        "ms of a round's first step",
+        "ms of the others",
     ]
-    for name in dict.fromkeys(each["policy"] for each in recording["arms"]):
-        arms = [each for each in recording["arms"] if each["policy"] == name]
-        finished = [each for each in arms if each["outcome"] == "finished"]
-        cells = [name, f"{len(finished)} of {len(arms)}", str(sum(each["releases"] for each in arms))]
-        if finished:
-            seconds = [second for each in finished for second in each["seconds"]]
-            first = statistics.median(each["seconds"][0] for each in finished)
-            rest = statistics.median(second for each in finished for second in each["seconds"][1:])
-            charged = sum(each["charged_s"] for each in finished)
-            cells += [f"{1e3 * figure:.1f}" for figure in (charged, first, rest)]
-            cells += [f"{100 * (sum(seconds) / (base * len(seconds)) - 1):.1f}"]
-            cells += [f"{recording['tokens'] * len(seconds) / sum(seconds):,.0f}"]
-            cells += [f"{max(each['peak_reserved'] for each in finished):,}"]
-        lines.append(f"| {' | '.join([*cells, *['-'] * (9 - len(cells))])} |")
-    causes = {(each["policy"], each["outcome"]) for each in recording["arms"] if each["outcome"] != "finished"}
-    return "\n".join([*lines, *(f"{policy}: {cause}" for policy, cause in sorted(causes))])
+    return "\n".join(
+        [
+            f"{recording['card']}, torch {recording['torch']}: {len(rounds)} rounds of {steps} steps of "
+            f"{recording['tokens']:,} tokens for each arm, the arms in turn. Releases and refill are those of all "
+            "rounds, milliseconds of a step are medians, and the time lost is that of a round against the arm without "
+            f"pressure ({step * 1e3:.1f} ms a step), the median of the rounds.",
+            "",
+            table([*head, "tokens/s", "% of time lost", "peak reserved, B"], rows),
+            "",
+            *(f"- `{policy}`: {cause}" for policy, cause in sorted(causes)),
+        ]
+    )
+
+
+def _row(name: str, recording: Mapping[str, Any], rounds: Mapping[int, Sequence[float]]) -> list[str]:
+    arms = [each for each in recording["arms"] if each["policy"] == name]
+    finished = [each for each in arms if each["outcome"] == "finished"]
+    cells = [f"`{name}`" if name in POLICIES else name, f"{len(finished)} of {len(arms)}"]
+    cells.append(str(sum(each["releases"] for each in arms)))
+    if not finished:
+        return [*cells, *["-"] * 7]
+    seconds = [second for each in finished for second in each["seconds"]]
+    taken = [min(each["segments_returned"], each["segments_taken"]) for each in finished]
+    refill = (
+        sum(number * (each["refill_ns_per_segment"] or 0) for number, each in zip(taken, finished, strict=True)) / 1e6
+    )
+    lost = [sum(each["seconds"]) / sum(rounds[each["round"]]) - 1 for each in finished]
+    return [
+        *cells,
+        f"{1e3 * sum(each['release_s'] for each in finished):.1f}",
+        f"{refill:.1f}",
+        f"{1e3 * median(each['seconds'][0] for each in finished):.1f}",
+        f"{1e3 * median(second for each in finished for second in each['seconds'][1:]):.1f}",
+        f"{recording['tokens'] * len(seconds) / sum(seconds):,.0f}",
+        f"{100 * median(lost):.2f}",
+        f"{max(each['peak_reserved'] for each in finished):,}",
+    ]
+
+
+def main(folder: Path) -> None:
+    """Record the tapes in a process of its own, then compare."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tapes = folder / "tapes"
+    subprocess.run([sys.executable, "-m", "bench.native.release", "--tapes", str(tapes)], check=True)
+    print(report(compare(real(), tapes, folder / RECORDING.name)))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--table":
-        print(table(json.loads(Path(sys.argv[2]).read_text())))
-    else:
-        main(Path(sys.argv[1]))
+    match sys.argv[1:]:
+        case ["--table", *given]:
+            print(report(json.loads(Path(given[0] if given else RECORDING).read_text())))
+        case ["--tapes", given]:
+            record_tapes(real(), Path(given))
+        case [given]:
+            main(Path(given))
+        case _:
+            sys.exit("usage: python -m bench.native.release FOLDER | --table [RECORDING.json] | --tapes FOLDER")
