@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer_rank.allocator.replay import replay
 from trainer_rank.devices.cuda import CudaDevice
 from trainer_rank.policies import Scope
 from trainer_rank.release.caches import release, segment_nanoseconds, without_unused
@@ -40,6 +41,19 @@ def test_a_release_returns_what_was_unused_and_restores_the_callers_place(cuda: 
     assert kept.sum().item() == 3000
 
 
+@pytest.mark.parametrize("scope", Scope)
+def test_the_allocator_model_replays_a_release_to_the_byte(cuda: CudaDevice, scope: Scope) -> None:
+    with cuda.record() as recording:
+        kept = [torch.empty(size * MIB, dtype=torch.uint8, device=cuda.torch_device) for size in (30, 64, 5)]
+        del kept[1]
+        done = release(cuda, scope)
+        kept.append(torch.empty(40 * MIB, dtype=torch.uint8, device=cuda.torch_device))
+    result = replay(recording.trace())
+    assert done.returned >= 60 * MIB
+    assert result.exact, result.divergence
+    assert len(kept) == 3
+
+
 def test_a_fresh_segment_is_timed_at_the_driver(cuda: CudaDevice) -> None:
     before = cuda.driver_allocations()
     assert (segment_nanoseconds(cuda) or 0) > 1000
@@ -69,3 +83,17 @@ def test_the_other_devices_cache_is_left_alone_or_trimmed_as_the_scope_says() ->
             assert torch.cuda.current_device() == 1
         assert done.shrunk["cuda:1"] == expected
         assert done.shrunk["cuda:0"] >= 60 * MIB
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices; run on a host with two")
+def test_two_devices_are_recorded_at_once() -> None:
+    devices = CudaDevice(0), CudaDevice(1)
+    with devices[0].record() as first:
+        torch.empty(30 * MIB, dtype=torch.uint8, device=devices[0].torch_device)
+        with devices[1].record() as second:
+            for device in devices:
+                torch.empty(50 * MIB, dtype=torch.uint8, device=device.torch_device)
+        torch.empty(70 * MIB, dtype=torch.uint8, device=devices[0].torch_device)
+    sizes = [[each.size for each in one.trace().events if each.action == "alloc"] for one in (first, second)]
+    assert sizes == [[30 * MIB, 50 * MIB, 70 * MIB], [50 * MIB]]
+    assert all(replay(each.trace()).exact for each in (first, second))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer_rank.devices.virtual import VirtualDevice
+from trainer_rank.devices.virtual_memory import LibraryDemand
 from trainer_rank.models.reference import TINY, build_reference
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
@@ -20,9 +21,9 @@ LEFT = 1 << 20
 
 
 class Bench:
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, *demands: LibraryDemand) -> None:
         self.events: list[dict[str, Any]] = []
-        self.device = VirtualDevice("h200", capacity=CONTEXT + (1 << 29))
+        self.device = VirtualDevice("h200", capacity=CONTEXT + (1 << 29), demands=demands)
         settings = load_policy(policy)
         if settings.forecasts:
             settings = replace(settings, probe_lengths=((4,), (40, 17), (150, 60, 31, 5), (64, 33, 2)))
@@ -45,11 +46,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Callable[[str], Bench]]:
+def bench() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(policy: str) -> Bench:
-        made.append(Bench(policy))
+    def make(policy: str, *demands: LibraryDemand) -> Bench:
+        made.append(Bench(policy, *demands))
         return made[-1]
 
     yield make
@@ -59,7 +60,7 @@ def bench() -> Iterator[Callable[[str], Bench]]:
 
 
 @pytest.mark.parametrize(("policy", "releases"), [("forecast", 0), ("budgeted", 0), ("unconditional", 20)])
-def test_equal_steps_without_pressure(bench: Callable[[str], Bench], policy: str, releases: int) -> None:
+def test_equal_steps_without_pressure(bench: Callable[..., Bench], policy: str, releases: int) -> None:
     found = bench(policy)
     found.step()
     before = found.releases()
@@ -69,7 +70,7 @@ def test_equal_steps_without_pressure(bench: Callable[[str], Bench], policy: str
 
 
 @pytest.mark.parametrize("policy", ["forecast", "budgeted", "trigger-3-percent", "unconditional"])
-def test_one_release_answers_one_episode_of_pressure(bench: Callable[[str], Bench], policy: str) -> None:
+def test_one_release_answers_one_episode_of_pressure(bench: Callable[..., Bench], policy: str) -> None:
     found = bench(policy)
     found.step()
     found.fill()
@@ -80,7 +81,7 @@ def test_one_release_answers_one_episode_of_pressure(bench: Callable[[str], Benc
     assert found.device.cap() is None
 
 
-def test_a_direct_forward_is_protected(bench: Callable[[str], Bench]) -> None:
+def test_a_direct_forward_is_protected(bench: Callable[..., Bench]) -> None:
     found = bench("forecast")
     found.step()
     found.fill()
@@ -88,3 +89,21 @@ def test_a_direct_forward_is_protected(bench: Callable[[str], Bench]) -> None:
         assert found.device.memory_info().free >= 16 << 20
     (event,) = [event for event in found.events if event["event"] == "headroom" and event["before"] == "direct forward"]
     assert event["free"] >= event["due"] > 0
+
+
+@pytest.mark.parametrize(("policy", "finds_memory"), [("none", False), ("forecast", True)])
+def test_a_reduction_outside_any_hand_off_finds_its_24_bytes(
+    bench: Callable[..., Bench], policy: str, finds_memory: bool
+) -> None:
+    found = bench(policy, LibraryDemand("gradient norms", "reduction", 24, "nccl"))
+    found.step()
+    free = found.device.memory_info().free
+    torch.empty(free & -(2 << 20), dtype=torch.uint8, device=found.device.torch_device)
+    found.device.take_raw(found.device.memory_info().free)
+    with found.rank.collective("gradient norms"):
+        assert (found.device.memory_info().free >= 16 << 20) is finds_memory
+        if finds_memory:
+            found.device.require("reduction")
+            return
+        with pytest.raises(torch.distributed.DistBackendError, match="Failed to CUDA malloc 24 bytes"):
+            found.device.require("reduction")
