@@ -14,6 +14,11 @@ import torch
 CHUNK_ROWS = 1024
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that sums of ``dtype`` are made in: float32, and float64 for itself."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def target_log_probabilities(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, mark: Callable[[str], None]
 ) -> torch.Tensor:
@@ -28,7 +33,7 @@ def target_log_probabilities(
 @torch.no_grad()
 def top_log_probabilities(hidden: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` largest log-probabilities of each row, float32 (N, count), and their token ids, int64."""
-    values = torch.empty(hidden.size(0), count, dtype=torch.float32, device=hidden.device)
+    values = torch.empty(hidden.size(0), count, dtype=wide(hidden.dtype), device=hidden.device)
     indices = torch.empty(hidden.size(0), count, dtype=torch.int64, device=hidden.device)
     work = _Work(hidden, weight)
     for rows in work.chunks():
@@ -47,8 +52,8 @@ class _Head(torch.autograd.Function):
         targets: torch.Tensor,
         mark: Callable[[str], None],
     ) -> torch.Tensor:
-        result = torch.empty(hidden.size(0), dtype=torch.float32, device=hidden.device)
-        sums = torch.empty(hidden.size(0), 1, dtype=torch.float32, device=hidden.device)
+        result = torch.empty(hidden.size(0), dtype=wide(hidden.dtype), device=hidden.device)
+        sums = torch.empty(hidden.size(0), 1, dtype=wide(hidden.dtype), device=hidden.device)
         work = _Work(hidden, weight)
         for rows in work.chunks():
             logits = work.logits(rows)
@@ -81,9 +86,9 @@ class _Work:
         self._rows = min(CHUNK_ROWS, hidden.size(0))
         shape = (self._rows, weight.size(0))
         self._product = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        exact = hidden.dtype == torch.float32
+        exact = hidden.dtype == wide(hidden.dtype)
         self._logits = self._product if exact else torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        self.column = torch.empty(self._rows, 1, dtype=torch.float32, device=hidden.device)
+        self.column = torch.empty(self._rows, 1, dtype=self._logits.dtype, device=hidden.device)
         self._largest = torch.empty_like(self.column)
         self.ones = torch.ones_like(self.column)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
     from trainer_rank.devices.protocol import Device
     from trainer_rank.geometry import ModelGeometry, Topology
@@ -57,6 +58,13 @@ class ModelRuntime(Protocol):
     @property
     def topology(self) -> Topology:
         """Parallel sizes it was built for."""
+
+    @property
+    def context_group(self) -> ProcessGroup | None:
+        """The ranks that divide each batch's rows among them: adapters are replicas, their gradients parts of one sum.
+
+        None for a model on one rank.
+        """
 
     @property
     def device(self) -> Device:

@@ -9,7 +9,7 @@ from trainer_rank.geometry import Topology
 from trainer_rank.models.megatron.geometry import QWEN_36_35B_A3B, require_layers, require_supported
 from trainer_rank.models.megatron.grid import STEPS_PER_OCTAVE, grid_sizes, padded_tokens
 from trainer_rank.models.megatron.layout import lay_out
-from trainer_rank.models.megatron.sharding import local_positions, padded_length
+from trainer_rank.models.sharding import local_positions, padded_length
 
 
 def test_parameter_count_is_that_of_the_built_model() -> None:

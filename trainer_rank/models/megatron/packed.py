@@ -8,7 +8,8 @@ from itertools import accumulate
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from trainer_rank.models.megatron.layout import Layout
+from trainer_rank.models.layout import Layout
+from trainer_rank.models.megatron.layout import longest_planned
 
 
 @dataclass
@@ -27,7 +28,7 @@ def slot_packed_sequences(layout: Layout, slot: str, device: torch.device) -> Sl
         cu_seqlens_kv=ends,
         cu_seqlens_q_padded=ends,
         cu_seqlens_kv_padded=ends,
-        max_seqlen_q=layout.longest,
-        max_seqlen_kv=layout.longest,
+        max_seqlen_q=longest_planned(layout),
+        max_seqlen_kv=longest_planned(layout),
         slot=slot,
     )

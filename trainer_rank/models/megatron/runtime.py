@@ -11,12 +11,11 @@ import torch
 
 from trainer_rank.geometry import Topology
 from trainer_rank.models.adapters import AdapterSettings
+from trainer_rank.models.context import Rows, share_of
 from trainer_rank.models.head import target_log_probabilities, top_log_probabilities
 from trainer_rank.models.megatron import block as megatron
-from trainer_rank.models.megatron.context import gather_rows
 from trainer_rank.models.megatron.geometry import HybridGeometry, require_layers, require_supported
-from trainer_rank.models.megatron.layout import Layout, lay_out
-from trainer_rank.models.megatron.sharding import local_positions
+from trainer_rank.models.megatron.layout import lay_out, longest_planned
 from trainer_rank.models.megatron.slots import AdapterSlots
 from trainer_rank.models.protocol import PackedBatch, PackedOutputs
 
@@ -88,6 +87,16 @@ class MegatronRuntime:
         """The lengths padded for the context-parallel ranks, and what fills the pack up to the size grid."""
         return lay_out(lengths, self.topology.context, 0).lengths
 
+    @property
+    def context_group(self) -> torch.distributed.ProcessGroup | None:
+        """Megatron's context-parallel group; None for one rank."""
+        if self.topology.context == 1:
+            return None
+        from megatron.core import parallel_state
+
+        group: torch.distributed.ProcessGroup = parallel_state.get_context_parallel_group()
+        return group
+
     def adapter_parameters(self, slot: str) -> Mapping[str, torch.nn.Parameter]:
         """Trainable parameters of one slot, by stable name."""
         return self._live()[1].parameters_of(slot)
@@ -98,17 +107,16 @@ class MegatronRuntime:
         """Run one subforward with the adapters of ``slot``; outputs are in the caller's row order on every rank."""
         base, adapters = self._live()
         adapters.parameters_of(slot)
-        layout = lay_out(batch.lengths, self.topology.context, self._context_rank())
         with self.device.activate(), nullcontext() if gradients else torch.no_grad():
-            rows = self._run_block(base, self._local(_padded(batch.tokens, layout), layout), layout, slot)
-            targets = self._local(_padded(batch.targets, layout), layout)
+            share = self._share(batch)
+            rows = self._run_block(base, share, batch.tokens, slot)
             self.device.mark("forward/head/0")
-            chosen = target_log_probabilities(rows, base.head, targets, self.device.mark)
+            chosen = target_log_probabilities(rows, base.head, share.local(batch.targets), self.device.mark)
             largest = top_log_probabilities(rows, base.head, top) if top else None
             return PackedOutputs(
-                log_probabilities=self._collected(chosen, layout),
-                hidden=self._collected(rows, layout) if hidden else None,
-                top=largest and (self._collected(largest[0], layout), self._collected(largest[1], layout)),
+                log_probabilities=share.collected(chosen),
+                hidden=share.collected(rows) if hidden else None,
+                top=largest and (share.collected(largest[0]), share.collected(largest[1])),
             )
 
     def close(self) -> None:
@@ -121,52 +129,23 @@ class MegatronRuntime:
             raise RuntimeError("this Megatron model is closed; build a new one")
         return self._base, self._adapters
 
-    def _context_rank(self) -> int:
-        return torch.distributed.get_rank() % self.topology.context if self.topology.context > 1 else 0
+    def _share(self, batch: PackedBatch) -> Rows:
+        group = self.context_group
+        if group is None:
+            return Rows(lay_out(batch.lengths, 1, 0))
+        return share_of(lay_out(batch.lengths, group.size(), group.rank()), group, batch.tokens.device)
 
-    def _run_block(self, base: megatron.Base, tokens: torch.Tensor, layout: Layout, slot: str) -> torch.Tensor:
+    def _run_block(self, base: megatron.Base, share: Rows, tokens: torch.Tensor, slot: str) -> torch.Tensor:
         from trainer_rank.models.megatron.packed import slot_packed_sequences
 
         self.device.mark("forward/embedding")
-        embedded = torch.nn.functional.embedding(tokens, base.embedding).unsqueeze(1)
+        embedded = torch.nn.functional.embedding(share.local(tokens), base.embedding).unsqueeze(1)
         if torch.is_grad_enabled():
             embedded = _RequireGradient.apply(embedded, self._switch)  # type: ignore[no-untyped-call]
         result: torch.Tensor = base.block(
             hidden_states=embedded,
             attention_mask=None,
-            rotary_pos_emb=base.rotary(layout.longest, packed_seq=True),
-            packed_seq_params=slot_packed_sequences(layout, slot, tokens.device),
+            rotary_pos_emb=base.rotary(longest_planned(share.layout), packed_seq=True),
+            packed_seq_params=slot_packed_sequences(share.layout, slot, tokens.device),
         )
         return result.squeeze(1)
-
-    def _local(self, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
-        if self.topology.context == 1:
-            return rows
-        return torch.cat([rows[start:end] for start, end in layout.ranges])
-
-    def _collected(self, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Bring each rank's rows back into the caller's order, without the padding."""
-        if self.topology.context > 1:
-            from megatron.core import parallel_state
-
-            gathered = gather_rows(rows, parallel_state.get_context_parallel_group())
-            rows = _restored(gathered, layout, self.topology.context)
-        return torch.cat([rows[start : start + length] for start, _, length in layout.sources])
-
-
-def _padded(rows: torch.Tensor, layout: Layout) -> torch.Tensor:
-    result = rows.new_zeros(layout.tokens)
-    for start, source, length in layout.sources:
-        result[start : start + length] = rows[source : source + length]
-    return result
-
-
-def _restored(gathered: torch.Tensor, layout: Layout, ranks: int) -> torch.Tensor:
-    """Rows gathered in rank order, put back into the order of the padded batch."""
-    pieces: list[tuple[int, torch.Tensor]] = []
-    taken = 0
-    for rank in range(ranks):
-        for start, end in local_positions(layout.lengths, ranks, rank):
-            pieces.append((start, gathered[taken : taken + end - start]))
-            taken += end - start
-    return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])])

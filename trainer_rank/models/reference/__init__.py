@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import ProcessGroup
 
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.geometry import ModelGeometry
@@ -41,12 +42,14 @@ def build_reference(
     dropout: float = 0.0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    group: ProcessGroup | None = None,
 ) -> ReferenceModel:
     """Build the model on ``device`` with equal weights for equal seeds, whatever the device.
 
     Each of ``slots`` gets adapters of ``rank`` on the attention projections, the experts and the shared expert; rank 0
-    gives slots without any. ``dropout`` is the rate on the adapters' inputs. Raises InvalidInputError for sizes that
-    cannot be built, torch.OutOfMemoryError when the device cannot hold the model.
+    gives slots without any. ``dropout`` is the rate on the adapters' inputs. ``group``: the ranks that divide each
+    batch's rows among them (context parallelism); every one builds the whole model. Raises InvalidInputError for sizes
+    that cannot be built, torch.OutOfMemoryError when the device cannot hold the model.
     """
     if len(set(slots)) != len(slots) or not slots:
         raise InvalidInputError(f"adapter slots {', '.join(slots) or 'none'}; give at least one, each name once")
@@ -58,6 +61,11 @@ def build_reference(
         raise InvalidInputError(
             f"geometry {geometry.name}: key-value heads must divide query heads, head dimension be even"
         )
+    if group is not None and geometry.key_value_heads % group.size():
+        raise InvalidInputError(
+            f"geometry {geometry.name}: {group.size()} context-parallel ranks must divide {geometry.key_value_heads} "
+            "key-value heads"
+        )
     with device.activate():
         source = Source(seed, device.torch_device, dtype)
-        return ReferenceModel(geometry, device, slots, AdapterSettings(rank, alpha, dropout), source)
+        return ReferenceModel(geometry, device, slots, AdapterSettings(rank, alpha, dropout), source, group)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from trainer_rank.errors import UnsupportedError
+from trainer_rank.models.head import wide
 
 aten = torch.ops.aten
 _CAUSAL_FROM_TOP_LEFT = 1
@@ -57,9 +58,9 @@ def packed_attention(
 def _on_host(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], parents: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output (N, Q, D) and the log of each row's score sum, float32 (Q, N)."""
+    """Return the output (N, Q, D) and the log of each row's score sum, float32 (float64 for itself) (Q, N)."""
     output = torch.empty(query.shape, dtype=query.dtype)
-    sums = torch.empty(query.size(1), query.size(0), dtype=torch.float32)
+    sums = torch.empty(query.size(1), query.size(0), dtype=wide(query.dtype))
     group = query.size(1) // key.size(1)
     for rows, seen in _sequences(lengths, parents):
         own = rows.stop - rows.start

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from trainer_rank.models.adapters import Adapters
+from trainer_rank.models.head import wide
 
 
 def mixture(
@@ -19,7 +20,7 @@ def mixture(
     ``weights``: ``router`` (E, H), ``experts_in`` (E, H, 2 F), ``experts_out`` (E, F, H). Every row goes to
     ``per_token`` experts, so N * ``per_token`` rows are computed however they fall.
     """
-    chances = F.softmax(hidden @ weights["router"].t(), -1, dtype=torch.float32)
+    chances = F.softmax(hidden @ weights["router"].t(), -1, dtype=wide(hidden.dtype))
     shares, chosen = chances.topk(per_token, -1)
     shares = (shares / shares.sum(-1, keepdim=True)).to(hidden.dtype)
     order = chosen.flatten().argsort(stable=True)

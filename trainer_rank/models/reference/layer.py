@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from trainer_rank.geometry import ModelGeometry
 from trainer_rank.models.adapters import Adapters
+from trainer_rank.models.context import Share, by_rank
 from trainer_rank.models.protocol import PackedBatch
 from trainer_rank.models.reference.attention import packed_attention
 from trainer_rank.models.reference.experts import mixture, swiglu
@@ -20,13 +21,19 @@ _ROTARY_BASE = 10_000.0
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """What attention knows of the packed sequences. ``cosine`` and ``sine``: (N, 1, D / 2)."""
+    """What attention knows of the packed sequences. ``cosine`` and ``sine``: (N, 1, D / 2), of a share its own rows."""
 
     lengths: tuple[int, ...]
     boundaries: torch.Tensor
     parents: tuple[int, ...] | None
     cosine: torch.Tensor
     sine: torch.Tensor
+    share: Share | None = None
+
+    def shared(self, share: Share) -> Positions:
+        """Return the positions of one rank's rows; attention still sees all sequences."""
+        own = share.own
+        return replace(self, cosine=self.cosine[own], sine=self.sine[own], share=share)
 
 
 def positions_of(batch: PackedBatch, dimension: int, dtype: torch.dtype) -> Positions:
@@ -81,8 +88,23 @@ def _attention(
     projected = adapters.add(f"{name}.attention_in", hidden, hidden @ weights["attention_in"])
     query, key, value = projected.view(len(projected), -1, geometry.head_dimension).split(heads, 1)  # type: ignore[no-untyped-call]
     query, key = _rotate(query, positions), _rotate(key, positions)
-    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries, positions.parents).flatten(1)
+    if positions.share is not None:
+        query, key, value = _all_rows(query, key, value, positions.share)
+    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries, positions.parents)
+    if positions.share is not None:
+        mixed = positions.share.to_rows(mixed)
+    mixed = mixed.flatten(1)
     return adapters.add(f"{name}.attention_out", mixed, mixed @ weights["attention_out"])
+
+
+def _all_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, share: Share
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Exchange a rank's rows for all rows of its heads, in one collective."""
+    ranks = share.group.size()
+    counts = [each.size(1) // ranks for each in (query, key, value)]
+    heads = share.to_heads(by_rank((query, key, value), ranks))
+    return tuple(heads.split(counts, 1))  # type: ignore[no-untyped-call]
 
 
 def _rotate(heads: torch.Tensor, positions: Positions) -> torch.Tensor:

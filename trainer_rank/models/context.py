@@ -1,0 +1,185 @@
+"""Context parallelism: every rank gets the whole batch, computes its own rows, and returns all results.
+
+Between its own rows a layer needs no other rank. Attention does: there the ranks exchange rows for heads, so that each
+of them attends with its own heads over all rows, and exchange them back. Collectives run where the backend of the group
+reaches the tensors: on CUDA devices in place, elsewhere through the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+from trainer_rank.models.layout import Layout
+from trainer_rank.models.sharding import local_positions
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a packed batch that this process computes: all of them."""
+
+    layout: Layout
+
+    def local(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return this process's part of the caller's ``rows`` (N,), zero where it is padding. Without gradients."""
+        padded = rows.new_zeros(self.layout.tokens)
+        for start, source, length in self.layout.sources:
+            padded[start : start + length] = rows[source : source + length]
+        return padded
+
+    def collected(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' ``rows`` in the caller's order, without padding.
+
+        Every rank must make the same loss of them: in backward each takes its own rows of its own gradient.
+        """
+        whole = self._whole(rows)
+        return torch.cat([whole[start : start + length] for start, _, length in self.layout.sources])
+
+    def _whole(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Share(Rows):
+    """One rank's share of a padded packed batch of N rows; n = N / ranks of these are its own.
+
+    ``order``: int64 (N,), for every padded row its place among all ranks' rows in rank order; ``places``: the inverse.
+    """
+
+    group: distributed.ProcessGroup
+    order: torch.Tensor
+    places: torch.Tensor
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The padded rows that this rank holds, int64 (n,)."""
+        return self.places.view(self.group.size(), -1)[self.group.rank()]
+
+    def local(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part (n,) of the caller's ``rows``, zero where it is padding. Without gradients."""
+        padded = super().local(rows)
+        return torch.cat([padded[start:end] for start, end in self.layout.ranges])
+
+    def to_heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """Exchange this rank's rows of all heads, (n, heads, D), for all rows of its heads, (N, heads / ranks, D)."""
+        result: torch.Tensor = _RowsForHeads.apply(rows, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def to_rows(self, heads: torch.Tensor) -> torch.Tensor:
+        """Exchange all rows of this rank's heads for its own rows of all heads; the inverse of :meth:`to_heads`."""
+        result: torch.Tensor = _HeadsForRows.apply(heads, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def _whole(self, rows: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
+        return whole
+
+
+def share_of(layout: Layout, group: distributed.ProcessGroup, device: torch.device) -> Share:
+    """Return the share of this process in a batch that was laid out for the ranks of ``group``."""
+    ranks = group.size()
+    held = [local_positions(layout.lengths, ranks, rank) for rank in range(ranks)]
+    places = torch.cat([torch.arange(*each) for ranges in held for each in ranges])
+    order = torch.empty_like(places)
+    order[places] = torch.arange(layout.tokens)
+    return Share(layout, group, order.to(device, non_blocking=True), places.to(device, non_blocking=True))
+
+
+def by_rank(heads: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
+    """Join tensors (n, heads, D) along their heads so that each rank's part of all of them stands together."""
+    rows, _, dimension = heads[0].shape
+    return torch.cat([each.reshape(rows, ranks, -1, dimension) for each in heads], 2).flatten(1, 2)
+
+
+def sum_over_ranks(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
+    """Replace each tensor by its sum over the ranks, the same bits on each of them."""
+    for tensor in tensors:
+        here = _reachable(tensor)
+        distributed.all_reduce(here, group=group)
+        if here is not tensor:
+            tensor.copy_(here)
+
+
+def take_over_first(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
+    """Replace each tensor by that of the group's first rank."""
+    for tensor in tensors:
+        here = _reachable(tensor)
+        distributed.broadcast(here, group=group, group_src=0)
+        if here is not tensor:
+            tensor.copy_(here)
+
+
+def gather_equal(tensor: torch.Tensor, group: distributed.ProcessGroup) -> list[torch.Tensor]:
+    """Return every rank's tensor of this shape, in rank order, where the group's backend reaches them."""
+    here = _reachable(tensor).contiguous()
+    parts = [torch.empty_like(here) for _ in range(group.size())]
+    distributed.all_gather(parts, here, group=group)
+    return parts
+
+
+def _reachable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.device.type == "cuda" else tensor.cpu()
+
+
+def _exchanged(parts: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+    """Send part r of ``parts`` (ranks, ...) to rank r and return what each rank sent here."""
+    here = _reachable(parts)
+    received = torch.empty_like(here)
+    distributed.all_to_all_single(received, here, group=group)
+    return received.to(parts.device)
+
+
+def _to_heads(rows: torch.Tensor, share: Share) -> torch.Tensor:
+    count, heads, dimension = rows.shape
+    ranks = share.group.size()
+    parts = rows.reshape(count, ranks, heads // ranks, dimension).transpose(0, 1).contiguous()
+    return _exchanged(parts, share.group).flatten(0, 1)[share.order]
+
+
+def _to_rows(heads: torch.Tensor, share: Share) -> torch.Tensor:
+    parts = heads[share.places].view(share.group.size(), -1, *heads.shape[1:])
+    return _exchanged(parts, share.group).transpose(0, 1).flatten(1, 2)
+
+
+class _RowsForHeads(torch.autograd.Function):
+    """An exchange only moves values, so its backward is the exchange back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
+        ctx.share = share
+        return _to_heads(rows, share)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return _to_rows(gradient, ctx.share), None
+
+
+class _HeadsForRows(torch.autograd.Function):
+    """The inverse of the one above."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
+        ctx.share = share
+        return _to_rows(heads, share)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return _to_heads(gradient, ctx.share), None
+
+
+class _GatherRows(torch.autograd.Function):
+    """All ranks' rows in the padded batch's order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
+        ctx.share = share
+        whole = torch.cat(gather_equal(rows, share.group)).to(rows.device)
+        return whole[share.order]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return gradient[ctx.share.own], None
