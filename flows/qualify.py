@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from prefect.states import Completed
 
 from flows.cancellation import cancellation
 from flows.pipeline import Duplicate, qualify_once
+from flows.pools import VARIABLE, require_possible
 from flows.progress import shared
 from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, read_request, validate
 from flows.summary import Summary, markdown, rows_of
@@ -43,6 +45,7 @@ def qualify(
     """
     given = dict(locals())
     request, document = validate(read_request({**given, "workloads": workloads or [], "parameters": parameters or {}}))
+    require_possible(request, os.environ.get(VARIABLE))
     progress = shared()
     if PREFECT_API_URL.value() is not None:
         logger = get_run_logger()

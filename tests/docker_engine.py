@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 DOCKER = Path(__file__).parents[1] / "docker"
-PACKAGES = "python3,python3-venv,ca-certificates,tini"
+PACKAGES = "python3,python3-venv,ca-certificates,git,tini"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainer-rank-qualification-tests"
 
 
@@ -86,17 +86,21 @@ def base_tar() -> Path:
 
 
 def build(engine: Engine) -> str:
-    """Return the digest of the shipped worker image, built on the base unless this very recipe was built before."""
+    """Return the digest of the shipped worker image with all that the pipeline needs, built unless it was before."""
     recipe = (DOCKER / "worker.Dockerfile").read_bytes()
-    tag = f"qualify-worker:{hashlib.sha256(recipe + PACKAGES.encode()).hexdigest()[:16]}"
+    packages = subprocess.run([sys.executable, DOCKER / "packages.py"], capture_output=True, check=True).stdout
+    tag = f"qualify-worker:{hashlib.sha256(recipe + packages + PACKAGES.encode()).hexdigest()[:16]}"
     if not engine.docker("images", "--quiet", tag):
         base = engine.docker("import", base_tar())
         context = engine.folder / "context"
+        context.mkdir()
+        (context / "packages.txt").write_bytes(packages)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", context / "wheels"]
-        wanted = ["--only-binary", ":all:", "--python-version", "3.11", "msgspec", "safetensors", "numpy"]
-        subprocess.run([*download, *wanted], check=True)
+        options = ["--only-binary", ":all:", "--no-deps", "--python-version", "3.11"]
+        subprocess.run([*download, *options, "--requirement", context / "packages.txt"], check=True)
         (context / "Dockerfile").write_bytes(recipe)
         engine.docker("build", "--quiet", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", context)
+        engine.docker("image", "prune", "--force")
     return engine.docker("inspect", "--format", "{{.Id}}", tag)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from flows.cli.run import show
 from flows.orchestrator import prepare
+from flows.pools import require_possible
 from flows.progress import Progress, shared
 from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, validate
 from qualification.errors import ConfigurationError, RefusedError, UnknownError
@@ -82,18 +83,22 @@ def _run_to_the_end(request: Request, deployment: str) -> str:
     parameters = msgspec.to_builtins(msgspec.structs.replace(request, run=run))
     progress = shared()
     with get_client(sync_client=True) as client:
-        created = _create(client, deployment, parameters, run)
+        created = _create(client, deployment, request, parameters, run)
         progress.stage("triggered", f"{deployment} as {created.name}, run {run}")
         _follow(client, created.id, progress)
     return run
 
 
-def _create(client: SyncPrefectClient, deployment: str, parameters: dict[str, object], run: str) -> FlowRun:
+def _create(
+    client: SyncPrefectClient, deployment: str, request: Request, parameters: dict[str, object], run: str
+) -> FlowRun:
     import httpx
     from prefect.exceptions import ObjectNotFound
 
     try:
         found = client.read_deployment_by_name(deployment)
+        if found.work_pool_name is not None:
+            require_possible(request, client.read_work_pool(found.work_pool_name).type)
         return client.create_flow_run_from_deployment(found.id, parameters=parameters, name=run)
     except ObjectNotFound:
         raise ConfigurationError(f"the server has no deployment {deployment}: prefect deploy --all makes it") from None

@@ -34,7 +34,7 @@ def test_every_exit_code_is_explained(code: ExitCode) -> None:
 
 
 def test_exactly_the_environment_variables_that_the_code_reads_are_documented() -> None:
-    used = {name for path in SOURCES for name in VARIABLE.findall(path.read_text())}
+    used = {name for path in (*SOURCES, ROOT / "prefect.yaml") for name in VARIABLE.findall(path.read_text())}
     documented = set(VARIABLE.findall((DOCS / "settings.md").read_text()))
     assert documented == used
 

@@ -4,100 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import psutil
 import pytest
 
-from db.engine import open_for_reading
-from db.leases import DatabaseLeaseStore
 from flows.cli.main import execute
-from tests.flows.conftest import permitted_by_an_operator
-from tests.flows.subjects import Trainer
+from tests.flows.places import WAIT_SECONDS, Place, answer_of
 
-ROOT = Path(__file__).parents[2]
-PREFECT = [sys.executable, "-m", "prefect"]
+DEPLOYED = ("-n", "nightly", "-n", "pr-head", "-n", "sweep")
 BLOCK = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nPath(given['recordings'], 'alive').touch()\ntime.sleep(600)"
-WAIT_SECONDS = 90.0
-
-
-class Place:
-    """A worker's machine: its folders, its server, and the worker processes started on it."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self.home = folder / "home"
-        self.trainer = Trainer(folder / "trainer")
-        self.key = folder / "operator.pem"
-        self.environment = os.environ | {
-            "QUALIFY_HOME": str(self.home),
-            "QUALIFY_TRUST": str(folder / "trust"),
-            "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_API_URL": address,
-            "PYTHONPATH": str(ROOT),
-        }
-        self.workers: list[subprocess.Popen[bytes]] = []
-
-    def prefect(self, *arguments: str) -> str:
-        """Run one command of Prefect's and return what it printed."""
-        done = subprocess.run(
-            [*PREFECT, *arguments], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout
-
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        """Start a worker of the pool."""
-        command = [*PREFECT, "worker", "start", "--pool", "qualify"]
-        quiet = subprocess.DEVNULL
-        worker = subprocess.Popen(command, env=self.environment, stdout=quiet, stderr=quiet, start_new_session=True)
-        self.workers.append(worker)
-        return worker
-
-    def permitted_head(self, body: str) -> str:
-        """Commit a behaviour, permit it and return the commit."""
-        head = self.trainer.head(body)
-        permitted_by_an_operator(head, self.key, self.home.parent / "trust")
-        return head
-
-    def trigger(self, head: str, *options: str) -> subprocess.Popen[str]:
-        """Start ``qualify trigger`` for a head."""
-        program = "from flows.cli.main import main; main()"
-        command = [
-            sys.executable,
-            "-c",
-            program,
-            "trigger",
-            "--head",
-            head,
-            "--repo",
-            str(self.trainer.folder),
-            "--json",
-        ]
-        pipe = subprocess.PIPE
-        return subprocess.Popen([*command, *options], env=self.environment, stdout=pipe, stderr=pipe, text=True)
-
-    def wait_for_a_living_worker(self, seen: int) -> None:
-        """Wait until more than ``seen`` workloads have come to life."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while len(list(self.home.glob("runs/*/*/full_step/output/alive"))) <= seen:
-            assert time.monotonic() < deadline, "no workload came to life"
-            time.sleep(0.2)
-
-    def holdings(self) -> int:
-        """Return how many leases are open."""
-        engine = open_for_reading()
-        try:
-            return len(DatabaseLeaseStore(engine).holdings())
-        finally:
-            engine.dispose()
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +25,12 @@ def place(prefect_address: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Deploy everything and start one worker."""
     place = Place(tmp_path_factory.mktemp("deployments"), prefect_address)
     place.prefect("work-pool", "create", "qualify", "--type", "process")
-    place.prefect("--no-prompt", "deploy", "--all")
+    place.prefect("--no-prompt", "deploy", *DEPLOYED)
     place.start_worker()
     try:
         yield place
     finally:
-        for worker in place.workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait()
+        place.end()
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +39,13 @@ def _here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, place.environment[name])
 
 
-def _answer(triggered: subprocess.Popen[str]) -> dict[str, Any]:
-    output, said = triggered.communicate(timeout=WAIT_SECONDS)
-    assert output, said
-    answer: dict[str, Any] = json.loads(output)
-    assert answer["exit_code"] == triggered.returncode
-    return answer
-
-
 def _running(client: Any, name: str) -> Any:
     (found,) = [run for run in client.read_flow_runs(limit=200) if run.name == name]
     return found.id
 
 
 def test_a_triggered_head_is_answered_from_the_evidence(place: Place) -> None:
-    answer = _answer(place.trigger(place.permitted_head("raise RuntimeError('stop')")))
+    answer = answer_of(place.trigger(place.permitted_head("raise RuntimeError('stop')")))
     assert answer["workloads"][0]["verdict"] == "FAILED"
     assert answer["receipt"]["status"] == "CLEAN"
     assert answer["exit_code"] == 3
@@ -165,7 +74,7 @@ def test_a_cancelled_run_ends_within_its_grace_with_all_its_evidence(place: Plac
     while place.holdings():
         assert time.monotonic() - asked < 2 + 10, "the cancelled run still holds its device"
         time.sleep(0.2)
-    answer = _answer(triggered)
+    answer = answer_of(triggered)
     assert answer["workloads"][0]["verdict"] == "INCOMPLETE"
     assert answer["receipt"]["status"] == "CLEAN"
     assert execute(["verify"]) == 0
@@ -185,7 +94,7 @@ def test_a_killed_worker_holds_nothing_for_ever(place: Place, capsys: pytest.Cap
     triggered.kill()
     triggered.communicate()
     place.start_worker()
-    second = _answer(place.trigger(place.permitted_head("raise RuntimeError('stop')")))
+    second = answer_of(place.trigger(place.permitted_head("raise RuntimeError('stop')")))
     assert second["receipt"]["status"] == "CLEAN"
     deadline = time.monotonic() + WAIT_SECONDS
     recovered: list[dict[str, Any]] = []
@@ -205,7 +114,7 @@ def test_schedules_name_their_zone_and_deploying_again_changes_nothing(place: Pl
 
     with get_client(sync_client=True) as client:
         before = client.read_deployment_by_name("qualify/nightly")
-        place.prefect("--no-prompt", "deploy", "--all")
+        place.prefect("--no-prompt", "deploy", *DEPLOYED)
         after = client.read_deployment_by_name("qualify/nightly")
     assert (after.id, after.entrypoint, after.parameters) == (before.id, before.entrypoint, before.parameters)
     assert [one.schedule.cron for one in after.schedules] == [one.schedule.cron for one in before.schedules]  # type: ignore[union-attr]
