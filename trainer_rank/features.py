@@ -18,6 +18,8 @@ LONGEST_SEQUENCE = "longest_sequence"
 CHUNKS_64 = "chunks_64"
 OUTPUT_ROWS = "output_rows"
 ADAPTER_BYTES = "adapter_bytes"
+LOGICAL_TOKENS = "logical_tokens"
+ATTENDED_ROWS = "attended_rows"
 
 FEATURES = {
     PACKED_TOKENS: "rows that this rank executes",
@@ -28,6 +30,8 @@ FEATURES = {
     CHUNKS_64: "chunks of 64 rows, no chunk across two sequences",
     OUTPUT_ROWS: "rows whose log-probability the head computes on this rank",
     ADAPTER_BYTES: "trainable adapter bytes of the slot",
+    LOGICAL_TOKENS: "tokens of the requests, where prefixes are shared: a shared one as often as it is asked for",
+    ATTENDED_ROWS: "rows that sequences attend to, where prefixes are shared: their own, and what they continue",
 }
 """Every feature by name, simplest explanation first, with what it counts."""
 

@@ -27,12 +27,13 @@ FORWARD, CALLER, BACKWARD = "forward", "caller", "backward"
 
 
 class PassKey(NamedTuple):
-    """What decides a subforward's order of events: adapters, outputs, and what keeps its graph."""
+    """What decides a subforward's order of events: adapters, outputs, what keeps its graph, and shared prefixes."""
 
     adapter_bytes: int
     gradients: bool
     hidden: bool
     retention: Retention
+    shared: bool = False
 
 
 class Sample(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -35,9 +35,14 @@ class Subforward:
         return tuple(request.index for request in self.requests)
 
     @cached_property
+    def shares(self) -> bool:
+        """Whether any two of its requests begin alike, and what they share is packed once."""
+        return self.prefixes is not None and any(self.prefixes.restricted(self.indices).shared)
+
+    @cached_property
     def layout(self) -> Layout | None:
         """Segments of shared prefixes, or None when the requests share nothing and are packed end to end."""
-        if self.prefixes is None or not any(self.prefixes.restricted(self.indices).shared):
+        if self.prefixes is None or not self.shares:
             return None
         return self.prefixes.layout({request.index: request.length for request in self.requests})
 
@@ -65,6 +70,14 @@ def slot_groups(shapes: Sequence[RequestShape], prefixes: Prefixes | None = None
     for shape in shapes:
         groups.setdefault(GroupKey(shape.slot, shape.gradients, shape.hidden), []).append(shape)
     return tuple(Subforward(key, tuple(members), prefixes) for key, members in groups.items())
+
+
+def sharing_groups(units: Iterable[Iterable[RequestShape]], prefixes: Prefixes | None) -> frozenset[GroupKey]:
+    """Return the keys of the slot groups in which some requests begin alike."""
+    if prefixes is None or not any(prefixes.shared):
+        return frozenset()
+    groups = slot_groups([shape for unit in units for shape in unit], prefixes)
+    return frozenset(group.key for group in groups if group.shares)
 
 
 def units(shapes: Sequence[RequestShape]) -> tuple[tuple[RequestShape, ...], ...]:

@@ -38,6 +38,11 @@ class Layout:
         """Rows that are executed."""
         return sum(segment.length for segment in self.segments)
 
+    @property
+    def attended_rows(self) -> int:
+        """Rows that all segments attend to: their own, and those of the segments that they continue."""
+        return sum(segment.start + segment.length for segment in self.segments)
+
     def path(self, index: int) -> tuple[int, ...]:
         """Return the segments of a request, from its beginning to its end."""
         found = []
@@ -82,12 +87,20 @@ class Prefixes:
         return tree.layout()
 
 
-def find_prefixes(keys: Mapping[int, bytes], width: int) -> Prefixes:
-    """Order requests by their ``keys``: ``width`` bytes for each position, equal where one row may serve both."""
+LEAST_SHARED = 8
+"""Positions from which a shared prefix is packed once: a shorter one saves less than a sequence of its own costs."""
+
+
+def find_prefixes(keys: Mapping[int, bytes], width: int, least: int = LEAST_SHARED) -> Prefixes:
+    """Order requests by their ``keys``: ``width`` bytes for each position, equal where one row may serve both.
+
+    What neighbours share of fewer than ``least`` positions counts as nothing.
+    """
     order = sorted(keys, key=lambda index: (keys[index], index))
     shared = [0] * len(order)
     for place in range(1, len(order)):
-        shared[place] = _common(keys[order[place - 1]], keys[order[place]]) // width
+        common = _common(keys[order[place - 1]], keys[order[place]]) // width
+        shared[place] = common if common >= least else 0
     return Prefixes(tuple(order), tuple(shared))
 
 

@@ -6,9 +6,10 @@ the others say, then joins them. Weights, generators, gradients and optimizer st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -23,12 +24,13 @@ from trainer_rank.devices.steady import record_steady
 from trainer_rank.errors import AdmissionUnknown, TapeError
 from trainer_rank.events import Announcer
 from trainer_rank.execution import PlanRun, in_phases
-from trainer_rank.features import plan_features
+from trainer_rank.features import ATTENDED_ROWS, LOGICAL_TOKENS, plan_features
 from trainer_rank.forecasting import Library, PassKey, PlanForecaster, Recorded, Sample
 from trainer_rank.microbatch import RequestOutput
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.packing import GroupKey, Subforward
 from trainer_rank.policies import Policy
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.randomness import untouched
 from trainer_rank.release.libraries import BACKWARD, FORWARD
 from trainer_rank.requests import Request, RequestShape
@@ -84,13 +86,22 @@ class Probes:
         return PlanForecaster(self._library(self._recorded), self._policy, sample)
 
     def missing(
-        self, keys: Iterable[GroupKey], retentions: Iterable[Retention], again: bool = False
+        self,
+        keys: Iterable[GroupKey],
+        retentions: Iterable[Retention],
+        again: bool = False,
+        sharing: Collection[GroupKey] = (),
     ) -> dict[PassKey, GroupKey]:
         """Return every kind of pass that groups with these keys may need and that was not recorded yet.
 
-        ``again``: those too that were recorded, because what libraries take in them is not known.
+        ``again``: those too that were recorded, because what libraries take in them is not known. ``sharing``: the keys
+        of groups whose requests share prefixes; their cuts may share none.
         """
-        needed = {self._key(Subforward(key, ()), kept): key for key in sorted(keys) for kept in retentions}
+        groups = [(key, kept) for key in sorted(keys) for kept in retentions]
+        needed = {self._key(Subforward(key, ()), kept): key for key, kept in groups}
+        for key, kept in groups:
+            if key in sharing:
+                needed[self._key(Subforward(key, ()), kept)._replace(shared=True)] = key
         return {pass_key: key for pass_key, key in needed.items() if again or pass_key not in self._recorded}
 
     def affordable(self, keys: Iterable[GroupKey], budget: Budget, sample: Sample) -> list[Lengths]:
@@ -98,7 +109,8 @@ class Probes:
         forecaster, kinds, available = self.forecaster(sample), list(keys), budget.available
 
         def fits(key: GroupKey, lengths: Lengths) -> bool:
-            required = forecaster.demand(self._plan(key, Retention.DEVICE, lengths)).required
+            retained = self._key(Subforward(key, ()), Retention.DEVICE)
+            required = forecaster.demand(self._plan(key, retained, lengths)).required
             return available is not None and required is not None and required <= available
 
         return [lengths for lengths in self._policy.probe_lengths if all(fits(key, lengths) for key in kinds)]
@@ -115,16 +127,20 @@ class Probes:
     def _key(self, subforward: Subforward, retention: Retention) -> PassKey:
         key = subforward.key
         kept = retention if key.gradients else Retention.DEVICE
-        return PassKey(self._adapter_bytes[key.slot], key.gradients, key.hidden, kept)
+        return PassKey(self._adapter_bytes[key.slot], key.gradients, key.hidden, kept, subforward.shares)
 
     def _features(self, subforward: Subforward) -> Mapping[str, int]:
-        return plan_features(
+        found = plan_features(
             self._model.executed_lengths(subforward.lengths),
             self._model.geometry,
             self._model.topology,
             output_rows=subforward.packed_tokens,
             adapter_bytes=self._adapter_bytes[subforward.key.slot],
         )
+        if subforward.layout is not None:
+            found[LOGICAL_TOKENS] = subforward.logical_tokens
+            found[ATTENDED_ROWS] = subforward.layout.attended_rows
+        return found
 
     def _library(self, recorded: Mapping[PassKey, Recorded]) -> Library:
         return Library(recorded, self._key, self._features)
@@ -134,7 +150,7 @@ class Probes:
         with untouched(self._model.device.torch_device), self._kept_gradients(key.slot):
             for lengths in sorted(shapes[:-1], key=sum) + list(shapes[-1:]):
                 if not probes or self._fits(key, pass_key, probes, lengths):
-                    probes.append(self._run(key, pass_key.retention, lengths))
+                    probes.append(self._run(self._plan(key, pass_key, lengths)))
         if len(probes) < LEAST_PROBES:
             free = self._model.device.memory_info().free
             raise AdmissionUnknown(
@@ -162,11 +178,10 @@ class Probes:
         forecaster = PlanForecaster(
             self._library({pass_key: recorded}), self._policy, Sample(0, memory, device.snapshot())
         )
-        required = forecaster.demand(self._plan(key, pass_key.retention, lengths)).required
+        required = forecaster.demand(self._plan(key, pass_key, lengths)).required
         return required is not None and required <= memory.free - self._policy.reserve_bytes
 
-    def _run(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> _Probe:
-        plan = self._plan(key, retention, lengths)
+    def _run(self, plan: Plan) -> _Probe:
         requests = {shape.index: self._request(shape) for shape in plan.subforwards[0].requests}
         device = self._model.device
         taken: list[tuple[int, int, int]] = []
@@ -180,13 +195,16 @@ class Probes:
         steady = record_steady(device, run)
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
         trace = steady.trace
-        trace = replace(trace, features=features, marks=in_phases(trace.marks), source=f"probe {list(lengths)}")
+        trace = replace(trace, features=features, marks=in_phases(trace.marks), source=_named(plan))
         nanoseconds, held, grown = taken[-1]
         return _Probe(plan, trace, nanoseconds, held, max(0, taken[0][2] - grown))
 
-    def _plan(self, key: GroupKey, retention: Retention, lengths: Sequence[int]) -> Plan:
+    def _plan(self, key: GroupKey, pass_key: PassKey, lengths: Sequence[int]) -> Plan:
+        if pass_key.shared and len(lengths) == 1:
+            lengths = (*lengths, *lengths)
         shapes = tuple(RequestShape(index, each, *key[:2], hidden=key.hidden) for index, each in enumerate(lengths))
-        return Plan("probe", (Subforward(key, shapes),), retention)
+        prefixes = _family(lengths) if pass_key.shared else None
+        return Plan("probe", (Subforward(key, shapes, prefixes),), pass_key.retention)
 
     def _pass(self, plan: Plan, requests: Mapping[int, Request], stage: Callable[[str], None]) -> int:
         """Run a pass to its end; returns the bytes that its graph held in host memory."""
@@ -238,11 +256,22 @@ class Probes:
             retention=key.retention.value,
             adapter_bytes=key.adapter_bytes,
             residual_per_million=residual,
+            shared=key.shared,
             lengths=[list(each.plan.subforwards[0].lengths) for each in probes],
             peak_allocated=[each.trace.peak_allocated for each in probes],
             peak_reserved=[each.trace.peak_reserved for each in probes],
             nanoseconds=[each.nanoseconds for each in probes],
         )
+
+
+def _family(lengths: Sequence[int]) -> Prefixes:
+    """Let each request share with the one before half of the shorter of the two, and at least one token."""
+    shared = (max(1, min(pair) // 2) for pair in pairwise(lengths))
+    return Prefixes(tuple(range(len(lengths))), (0, *shared))
+
+
+def _named(plan: Plan) -> str:
+    return f"probe {[request.length for request in plan.subforwards[0].requests]}"
 
 
 def _loss(outputs: Iterable[RequestOutput]) -> torch.Tensor:

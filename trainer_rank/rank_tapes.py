@@ -75,6 +75,7 @@ def save_rank_tapes(path: str | Path, model: ModelRuntime, tapes: RankTapes) -> 
             recorded.token_ns,
             recorded.host_per_token,
             recorded.first_pass_bytes,
+            key.shared,
         )
         save_tape(replace(recorded.tape, provenance=target, claims=tapes.claims, kind=kind), file)
         written.append(file)
@@ -125,14 +126,14 @@ def _files(path: Path) -> Iterable[Path]:
 
 
 def _name(key: PassKey) -> str:
-    outputs = ["hidden"] if key.hidden else []
+    outputs = ["hidden"] * key.hidden + ["shared"] * key.shared
     return "-".join(["train" if key.gradients else "infer", key.retention.value, *outputs, str(key.adapter_bytes)])
 
 
 def _key(kind: Kind) -> PassKey:
     if kind.retention not in [each.value for each in Retention]:
         raise TapeError(f"a tape keeps graphs on {kind.retention!r}; choose of {', '.join(Retention)}")
-    return PassKey(kind.adapter_bytes, kind.gradients, kind.hidden, Retention(kind.retention))
+    return PassKey(kind.adapter_bytes, kind.gradients, kind.hidden, Retention(kind.retention), kind.shared)
 
 
 def _recorded(tape: Tape, kind: Kind) -> Recorded:

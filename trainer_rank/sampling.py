@@ -15,7 +15,7 @@ from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.errors import AdmissionRefused
 from trainer_rank.forecasting import Sample
 from trainer_rank.hostheld import available_host_memory
-from trainer_rank.packing import GroupKey
+from trainer_rank.packing import GroupKey, sharing_groups
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
 from trainer_rank.probing import LEAST_PROBES, Lengths, Probes
@@ -42,6 +42,7 @@ class Sampler:
         self._headroom = headroom
         self._agreement = agreement
         self._prefixes: Prefixes | None = None
+        self._sharing: frozenset[GroupKey] = frozenset()
         self._trains = True
         self._samples = 0
 
@@ -58,6 +59,7 @@ class Sampler:
             return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
         self._prefixes, self._trains = prefixes, any(key.gradients for key in keys)
+        self._sharing = sharing_groups(pending, prefixes)
         self._record(keys, self._near)
         if self._agreement is None:
             return self._alone(pending, keys, optimizer_bytes, oversize)
@@ -79,7 +81,8 @@ class Sampler:
     ) -> bool:
         """Record the kinds of pass that these rungs make of groups with these keys; says whether any was missing."""
         unknown = any(claim.size is None for claim in self._headroom.claims())
-        missing = self._probes.missing(keys, dict.fromkeys(rung.retention for rung in rungs), again=unknown)
+        retentions = dict.fromkeys(rung.retention for rung in rungs)
+        missing = self._probes.missing(keys, retentions, again=unknown, sharing=self._sharing)
         if missing:
             self._headroom.make_room("probes")
             self._require_libraries(BACKWARD if self._trains else FORWARD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_shared_execution_equals_separate_execution(pair: tuple[_Bench, _Bench])
     observed = shared.of("observed")[0]
     assert observed["peak_allocated"] <= forecast["bound_allocated"]
     assert abs(forecast["peak_allocated"] - observed["peak_allocated"]) < 0.01 * observed["peak_allocated"]
+
+
+def test_memory_of_copied_outputs_is_forecast_too(pair: tuple[_Bench, _Bench]) -> None:
+    shared, _ = pair
+    requests = [replace(each, hidden=True) for each in _family([5] * 40, 100)]
+    shared.train(requests)
+    (forecast,), (observed,) = shared.of("forecast"), shared.of("observed")
+    assert sum(forecast["packed_tokens"]) < 400
+    copied = sum(each.tokens.shape[0] for each in requests) * TINY.hidden * 4
+    assert observed["peak_allocated"] <= forecast["bound_allocated"]
+    assert abs(forecast["peak_allocated"] - observed["peak_allocated"]) < copied // 20
 
 
 def test_equal_requests_run_once_and_each_gets_its_outputs(pair: tuple[_Bench, _Bench]) -> None:

@@ -142,8 +142,9 @@ def _tape(document: Any) -> Tape:  # noqa: ANN401 - whatever the file holds
 
 def _kind(row: Mapping[str, Any]) -> Kind:
     kind = Kind(**row)
-    flags, counts = {"gradients", "hidden"}, vars(kind).keys() - {"gradients", "hidden", "retention"}
-    if any(type(row[name]) is not bool for name in flags) or type(kind.retention) is not str:
+    flags = {"gradients", "hidden", "shared"}
+    counts = vars(kind).keys() - flags - {"retention"}
+    if any(type(vars(kind)[name]) is not bool for name in flags) or type(kind.retention) is not str:
         raise TypeError(f"the kind of pass is {row!r}")
     if any(_whole(row[name]) < 0 for name in counts):
         raise ValueError(f"the kind of pass holds a negative figure: {row!r}")

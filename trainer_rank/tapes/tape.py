@@ -51,7 +51,8 @@ class Kind:
     """Which kind of pass a rank recorded, and what it knows of it beside the tape; bytes, nanoseconds.
 
     A pass takes ``fixed_ns + token_ns x packed tokens`` and holds ``host_per_token`` in host memory; the first one in a
-    process allocated up to ``first_pass_bytes`` more than those after it (workspaces, tuning).
+    process allocated up to ``first_pass_bytes`` more than those after it (workspaces, tuning). ``shared``: its
+    prefixes were.
     """
 
     adapter_bytes: int
@@ -62,6 +63,7 @@ class Kind:
     token_ns: int
     host_per_token: int
     first_pass_bytes: int
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,77 @@
 """Causal attention over sequences packed end to end, without memory that grows with the square of a length.
 
-On a CUDA device PyTorch's fused kernels take packed sequences themselves. On the host, and so on the virtual device,
-one operator walks through the sequences with the host's fused kernel; its outputs are all that it leaves behind.
+On a CUDA device PyTorch's fused kernels take packed sequences themselves; where sequences continue others, the rows
+that each of them sees are gathered first. On the host, and so on the virtual device, one operator walks through the
+sequences with the host's fused kernel; its outputs are all that it leaves behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
-from trainer_rank.errors import UnsupportedError
 from trainer_rank.models.head import wide
+from trainer_rank.models.protocol import PackedBatch
 
 aten = torch.ops.aten
-_CAUSAL_FROM_TOP_LEFT = 1
+_CAUSAL_FROM_BOTTOM_RIGHT = 2
+"""The last query sees every key; without shared prefixes a sequence has as many of both."""
 
 
-def packed_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: Sequence[int],
-    boundaries: torch.Tensor,
-    parents: Sequence[int] | None = None,
-) -> torch.Tensor:
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What each of the packed sequences attends to: its own rows, and before them those of what it continues.
+
+    ``lengths`` and ``parents`` as in :class:`PackedBatch`; ``boundaries`` int32 (S + 1,) on the device. Where sequences
+    continue others on a CUDA device, ``rows`` int64 (A,) are the rows that all of them see, one sequence after the
+    other, and ``ends`` int32 (S + 1,) where each begins and ends in these; ``most`` rows are seen by one.
+    """
+
+    lengths: tuple[int, ...]
+    parents: tuple[int, ...] | None
+    boundaries: torch.Tensor
+    rows: torch.Tensor | None
+    ends: torch.Tensor
+    most: int
+
+
+def seen_by(batch: PackedBatch) -> Seen:
+    """Return what the sequences of a batch attend to; gathered rows are counted once for all layers."""
+    boundaries = batch.boundaries
+    if batch.parents is None or boundaries.device.type != "cuda":
+        return Seen(batch.lengths, batch.parents, boundaries, None, boundaries, batch.longest)
+    rows = [_as_rows(each) for _, each in _sequences(batch.lengths, batch.parents)]
+    ends = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
+    gathered, bounds = (each.to(boundaries.device) for each in (torch.cat(rows), ends))
+    return Seen(batch.lengths, batch.parents, boundaries, gathered, bounds, max(map(len, rows)))
+
+
+def packed_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: Seen) -> torch.Tensor:
     """Attend within each sequence and to what it continues; returns (N, Q, D).
 
-    ``query`` (N, Q, D); ``key`` and ``value`` (N, K, D) with K dividing Q; ``lengths`` sum to N; ``boundaries`` int32
-    (S + 1,) on the same device; ``parents`` are earlier sequences, -1 for none. Scores are scaled by 1 / sqrt(D).
-    Raises UnsupportedError for parents on a CUDA device.
+    ``query`` (N, Q, D); ``key`` and ``value`` (N, K, D) with K dividing Q. Scores are scaled by 1 / sqrt(D).
     """
     if query.device.type != "cuda":
-        output: torch.Tensor = _on_host(query, key, value, list(lengths), list(parents or ()))[0]
+        output: torch.Tensor = _on_host(query, key, value, list(seen.lengths), list(seen.parents or ()))[0]
         return output
-    if parents is not None:
-        raise UnsupportedError("shared prefixes are not run on a CUDA device; pack the requests without them")
-    longest = max(lengths)
+    if seen.rows is not None:
+        key, value = key[seen.rows], value[seen.rows]
+    longest = max(seen.lengths)
     if query.dtype != torch.float32:
         flash: torch.Tensor = aten._flash_attention_forward(
-            query, key, value, boundaries, boundaries, longest, longest, 0.0, True, False
+            query, key, value, seen.boundaries, seen.ends, longest, seen.most, 0.0, True, False
         )[0]
         return flash
     group = query.size(1) // key.size(1)
     key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
     efficient: torch.Tensor = aten._efficient_attention_forward(
-        query[None], key[None], value[None], None, boundaries, boundaries, longest, longest, 0.0,
-        _CAUSAL_FROM_TOP_LEFT, True,
+        query[None], key[None], value[None], None, seen.boundaries, seen.ends, longest, seen.most, 0.0,
+        _CAUSAL_FROM_BOTTOM_RIGHT, True,
     )[0]  # fmt: skip
     return efficient[0]
 
@@ -111,6 +133,10 @@ def _sequences(lengths: Sequence[int], parents: Sequence[int]) -> Iterator[tuple
         place = torch.arange(rows.start, rows.stop)
         paths.append(place if parent < 0 else torch.cat([paths[parent], place]))
         yield rows, rows if parent < 0 else paths[-1]
+
+
+def _as_rows(seen: slice | torch.Tensor) -> torch.Tensor:
+    return torch.arange(seen.start, seen.stop) if isinstance(seen, slice) else seen
 
 
 def _batched(tensor: torch.Tensor, repeat: int = 1) -> torch.Tensor:

@@ -12,7 +12,7 @@ from trainer_rank.geometry import ModelGeometry
 from trainer_rank.models.adapters import Adapters
 from trainer_rank.models.context import Share, by_rank
 from trainer_rank.models.protocol import PackedBatch
-from trainer_rank.models.reference.attention import packed_attention
+from trainer_rank.models.reference.attention import Seen, packed_attention, seen_by
 from trainer_rank.models.reference.experts import mixture, swiglu
 
 EPSILON = 1e-6
@@ -23,9 +23,7 @@ _ROTARY_BASE = 10_000.0
 class Positions:
     """What attention knows of the packed sequences. ``cosine`` and ``sine``: (N, 1, D / 2), of a share its own rows."""
 
-    lengths: tuple[int, ...]
-    boundaries: torch.Tensor
-    parents: tuple[int, ...] | None
+    seen: Seen
     cosine: torch.Tensor
     sine: torch.Tensor
     share: Share | None = None
@@ -45,7 +43,7 @@ def positions_of(batch: PackedBatch, dimension: int, dtype: torch.dtype) -> Posi
     place = torch.arange(total, device=device) - starts.repeat_interleave(boundaries.diff(), output_size=total)
     rates = _ROTARY_BASE ** (-torch.arange(0, dimension, 2, dtype=torch.float32, device=device) / dimension)
     angles = place[:, None, None] * rates
-    return Positions(batch.lengths, boundaries, batch.parents, angles.cos().to(dtype), angles.sin().to(dtype))
+    return Positions(seen_by(batch), angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def _depths(lengths: tuple[int, ...], parents: tuple[int, ...]) -> list[int]:
@@ -90,7 +88,7 @@ def _attention(
     query, key = _rotate(query, positions), _rotate(key, positions)
     if positions.share is not None:
         query, key, value = _all_rows(query, key, value, positions.share)
-    mixed = packed_attention(query, key, value, positions.lengths, positions.boundaries, positions.parents)
+    mixed = packed_attention(query, key, value, positions.seen)
     if positions.share is not None:
         mixed = positions.share.to_rows(mixed)
     mixed = mixed.flatten(1)

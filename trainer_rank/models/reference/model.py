@@ -90,8 +90,8 @@ class ReferenceModel:
 
     @property
     def shares_prefixes(self) -> bool:
-        """On the host and the virtual device, where one operator of ours attends, and on one rank."""
-        return self._device.torch_device.type != "cuda" and self._group is None
+        """On every device, and on one rank."""
+        return self._group is None
 
     def executed_lengths(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """The lengths as they are on one rank; among several each is padded so that all ranks get equal shares."""
