@@ -45,15 +45,17 @@ class RawData(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-def collect(launch_folder: Path, output: Path, blobs: BlobStore) -> RawData:
+def collect(launch_folder: Path, output: Path, blobs: BlobStore, process: str = "") -> RawData:
     """Store every file of ``output``, and the launcher's files of ``launch_folder``, as blobs.
 
-    One that holds what must not leave is private, and gets a public projection beside it. What is no plain file, and
-    what exceeds ``MOST_FILES``, is named in ``problems``.
+    Those of a named process of the workload are named under it. A file that holds what must not leave is private, and
+    gets a public projection beside it. What is no plain file, and what exceeds ``MOST_FILES``, is named in
+    ``problems``.
     """
     artifacts: list[Artifact] = []
     files: dict[str, Path] = {}
     problems: list[str] = []
+    under = f"{process}/" if process else ""
     for path in _walk(output):
         name = quote(str(path.relative_to(output)))
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -62,12 +64,12 @@ def collect(launch_folder: Path, output: Path, blobs: BlobStore) -> RawData:
             problems.append(f"more than {MOST_FILES} files; those from {name} on were not kept")
             break
         else:
-            kept = _keep(path, name, _media_type(path), blobs)
+            kept = _keep(path, f"{under}{name}", _media_type(path), blobs)
             artifacts += with_projection(blobs, kept)
             files[name] = blobs.path(kept.sha256)
     for pattern, media_type in _LAUNCHER_FILES.items():
         for path in sorted(launch_folder.glob(pattern)):
-            artifacts += with_projection(blobs, _keep(path, f"{LAUNCHER}{path.name}", media_type, blobs))
+            artifacts += with_projection(blobs, _keep(path, f"{LAUNCHER}{under}{path.name}", media_type, blobs))
     return RawData(tuple(artifacts), files, tuple(problems))
 
 

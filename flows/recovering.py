@@ -13,7 +13,7 @@ from db.leases import DatabaseLeaseStore
 from db.models import workload_results
 from flows.raw_data import collect
 from flows.recorder import Recorder
-from flows.workload import OUTPUT_FOLDER, result
+from flows.workload import process_folders, result
 from qualification.assignment import Assignment, load_assignment
 from qualification.execution.attempt import Manifest
 from qualification.execution.probes.gpus import GpuReader
@@ -68,5 +68,10 @@ def record_recovered(recorder: Recorder, manifest: Manifest, receipt: Receipt) -
 
 def _kept(assignment: Assignment, workload: str, recorder: Recorder) -> tuple[Artifact, ...]:
     """Keep what the killed workload had written by then; blobs it stored already get the entry that names them."""
-    folder = home() / "runs" / assignment.run / str(assignment.attempt) / workload
-    return collect(folder, folder / OUTPUT_FOLDER, recorder.blobs).artifacts if folder.is_dir() else ()
+    attempt = home() / "runs" / assignment.run / str(assignment.attempt)
+    return tuple(
+        artifact
+        for process, (folder, output) in process_folders(attempt, workload).items()
+        if folder.is_dir()
+        for artifact in collect(folder, output, recorder.blobs, process).artifacts
+    )

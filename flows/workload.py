@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ from qualification.execution.worker import UNUSABLE, Job
 from qualification.figures import Unreadable
 from qualification.records import Artifact, Basis, Criterion, Ground, Lease, Verdict, WorkloadResult
 from qualification.verdict import fold
-from qualification.workloads import ranks_needed
+from qualification.workloads import processes_of, ranks_needed
 from qualification.workloads.recompute import replays
 
 OUTPUT_FOLDER = "output"
@@ -44,6 +45,14 @@ _NOT_JUDGED = {
 _OVERDUE = (Ending.TIMED_OUT, Ending.CLOSE_TIMED_OUT)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One process of a workload that has ended, and its raw data as stored."""
+
+    launched: Launched
+    raw: RawData
+
+
 def run_workload(
     name: str,
     assignment: Assignment,
@@ -55,36 +64,47 @@ def run_workload(
     cancelled: Callable[[], str | None] | None = None,
 ) -> WorkloadResult:
     """Run one workload to its end, whatever that is, and return its result; its raw data are stored by then."""
-    output = attempt.folder / name / OUTPUT_FOLDER
-    output.mkdir(parents=True, mode=0o700)
-    job = attempt.folder / f"{name}.job.json"
-    job.write_bytes(msgspec.json.encode(_job(name, assignment, output)))
     started = datetime.now(UTC)
-    environment = _environment(assignment)
-    launched = attempt.launch(
-        job,
-        name,
-        limits=limits,
-        ranks=ranks_needed(name),
-        environment=environment,
-        on_event=on_event,
-        cancelled=cancelled,
-    )
-    raw = collect(launched.folder, output, blobs)
-    criteria, verdict, reason = judge(name, assignment, launched, raw)
+    ran: list[Ran] = []
+    earlier: Path | None = None
+    for process, (folder, output) in process_folders(attempt.folder, name).items():
+        place = str(folder.relative_to(attempt.folder))
+        job = attempt.folder / f"{place}.job.json"
+        output.mkdir(parents=True, mode=0o700)
+        job.write_bytes(msgspec.json.encode(_job(name, process, assignment, output, earlier)))
+        launched = attempt.launch(
+            job,
+            place,
+            limits=limits,
+            ranks=ranks_needed(name),
+            environment=_environment(assignment),
+            on_event=on_event,
+            cancelled=cancelled,
+        )
+        ran.append(Ran(launched, collect(launched.folder, output, blobs, process)))  # hashed before the next begins
+        earlier = output
+        if not launched.outcome.succeeded:
+            break
+    criteria, verdict, reason = judge(name, assignment, ran)
     return result(
         name,
         assignment,
         verdict,
         started=started,
         criteria=criteria,
-        artifacts=raw.artifacts,
+        artifacts=tuple(artifact for one in ran for artifact in one.raw.artifacts),
         leases=attempt.held.leases if attempt.held else (),
-        duration_ms=launched.outcome.duration_ms,
-        exit_code=launched.outcome.exit_code,
+        duration_ms=sum(one.launched.outcome.duration_ms for one in ran),
+        exit_code=ran[-1].launched.outcome.exit_code,
         reason=reason,
         card=attempt.card,
     )
+
+
+def process_folders(attempt: Path, workload: str) -> dict[str, tuple[Path, Path]]:
+    """Return by process of a workload, in their order, its own folder and that of its output."""
+    folders = {process: attempt / workload / process for process in processes_of(workload)}
+    return {process: (folder, folder / OUTPUT_FOLDER) for process, folder in folders.items()}
 
 
 def _environment(assignment: Assignment) -> dict[str, str]:
@@ -131,37 +151,43 @@ def result(
     )
 
 
-def judge(
-    name: str, assignment: Assignment, launched: Launched, raw: RawData
-) -> tuple[tuple[Criterion, ...], Verdict, str | None]:
+def judge(name: str, assignment: Assignment, ran: Sequence[Ran]) -> tuple[tuple[Criterion, ...], Verdict, str | None]:
     """Return criteria, verdict and reason of one workload; a run that was ended from outside is not judged."""
-    outcome = launched.outcome
+    outcome = ran[-1].launched.outcome
     if outcome.ending in _NOT_JUDGED:
         return (), Verdict.INCOMPLETE, "; ".join(filter(None, (_NOT_JUDGED[outcome.ending], outcome.reason)))
-    observation = Observation(
-        workload=name,
-        ground=assignment.ground,
-        exit_code=outcome.exit_code,
-        timed_out=outcome.ending in _OVERDUE,
-        events=understood(launched.events()),
-        artifacts=raw.files,
-        replays=replays(raw.files),
-        measured={"duration_ms": outcome.duration_ms, "sweep_ms": outcome.sweep_ms},
-        parameters=assignment.parameters,
-    )
+    observations: list[Observation] = []
+    for one in ran:
+        observations.append(_observe(name, assignment, one, observations[-1] if observations else None))
+    observation = observations[-1]
     if outcome.exit_code == UNUSABLE and (unusable := _unusable(observation)):
         return (), Verdict.INCOMPLETE, unusable  # nothing ran that could be held against the policy
     try:
         criteria = tuple(import_module(f"qualification.criteria.{name}").judge(observation))
-        criteria += tuple(filter(None, (malformed(observation),)))
+        criteria += tuple(filter(None, map(malformed, observations)))[:1]
     except Exception as error:  # a judge that stumbles over a worker's data has judged nothing
         return (), Verdict.INCOMPLETE, f"the criteria could not be computed: {type(error).__name__}: {error}"
-    if raw.problems:  # what was not kept cannot be judged again
-        criteria += (
-            Criterion(name="raw_data", verdict=Verdict.INCOMPLETE, basis=Basis.MEASURED, reason=raw.problems[0]),
-        )
+    problems = tuple(problem for one in ran for problem in one.raw.problems)
+    if problems:  # what was not kept cannot be judged again
+        criteria += (Criterion(name="raw_data", verdict=Verdict.INCOMPLETE, basis=Basis.MEASURED, reason=problems[0]),)
     verdict = fold(criteria)
-    return criteria, verdict, _reason(outcome.reason, observation, criteria, raw.problems, verdict)
+    return criteria, verdict, _reason(outcome.reason, observation, criteria, problems, verdict)
+
+
+def _observe(name: str, assignment: Assignment, ran: Ran, earlier: Observation | None) -> Observation:
+    outcome = ran.launched.outcome
+    return Observation(
+        workload=name,
+        ground=assignment.ground,
+        exit_code=outcome.exit_code,
+        timed_out=outcome.ending in _OVERDUE,
+        events=understood(ran.launched.events()),
+        artifacts=ran.raw.files,
+        replays=replays(ran.raw.files),
+        measured={"duration_ms": outcome.duration_ms, "sweep_ms": outcome.sweep_ms},
+        parameters=assignment.parameters,
+        earlier=earlier,
+    )
 
 
 def _unusable(observation: Observation) -> str | None:
@@ -189,7 +215,7 @@ def _said(body: Mapping[str, object] | Unreadable) -> str:
     return "something unreadable" if isinstance(body, Unreadable) else f"{body.get('type')}: {body.get('text')}"
 
 
-def _job(name: str, assignment: Assignment, output: Path) -> Job:
+def _job(name: str, process: str, assignment: Assignment, output: Path, earlier: Path | None) -> Job:
     return Job(
         run=assignment.run,
         attempt=assignment.attempt,
@@ -199,4 +225,6 @@ def _job(name: str, assignment: Assignment, output: Path) -> Job:
         subject=assignment.source,
         output=str(output),
         parameters=assignment.parameters,
+        process=process,
+        earlier=None if earlier is None else str(earlier),
     )

@@ -6,12 +6,12 @@ code, order on the launcher's stamps. A figure that cannot be read makes its cri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 
+from qualification.criteria.checkpoint import Tensors, finite_tensors_of, optimizer_steps
 from qualification.criteria.observation import Observation, Replay, StampedEvent
-from qualification.criteria.tensors import StoredTensor, read_tensors
-from qualification.criteria.thresholds import Measured, count, ended, none
+from qualification.criteria.thresholds import Measured, count, ended, left_after_close, none
 from qualification.figures import Unreadable
 from qualification.records import Criterion
 from qualification.verdict import Direction, Threshold, compare
@@ -38,7 +38,7 @@ def judge(observation: Observation) -> list[Criterion]:
         _worst("reserved_worst_error", steps.worst_error("peak_reserved")),
         none("out_of_memory_events", steps.total(lambda replay: replay.out_of_memory), "events"),
         none("allocator_retries", steps.total(lambda replay: replay.segments_freed), "segments"),
-        none("allocated_after_close", _left_after_close(observation), "B"),
+        none("allocated_after_close", left_after_close(observation), "B"),
     ]
 
 
@@ -130,7 +130,7 @@ def _optimizer(observation: Observation, slot: str) -> Criterion:
     """Judge that a slot that trains was stepped, and that a frozen one has no state."""
     if slot == SLOTS[0] and observation.parameters.get("frozen"):
         return none(f"optimizer_tensors_{slot}", _optimizer_tensors(observation, slot), "tensors")
-    return count(f"optimizer_steps_{slot}", UPDATES, _optimizer_steps(observation, slot), "steps")
+    return count(f"optimizer_steps_{slot}", UPDATES, optimizer_steps(_saved(observation, slot), slot), "steps")
 
 
 def _optimizer_tensors(observation: Observation, slot: str) -> Measured:
@@ -140,38 +140,8 @@ def _optimizer_tensors(observation: Observation, slot: str) -> Measured:
     return sum(not name.startswith("parameter/") for name in tensors)
 
 
-def _saved(observation: Observation, slot: str) -> Mapping[str, StoredTensor] | Unreadable:
-    name = f"checkpoint/slot-{slot}.safetensors"
-    if name not in observation.artifacts:
-        return Unreadable(f"is unknown: {name} is missing")
-    tensors = read_tensors(observation.artifacts[name])
-    if isinstance(tensors, Unreadable):
-        return Unreadable(f"is unknown: {name} {tensors.reason}")
-    flaws = ((key, tensor.flaw()) for key, tensor in tensors.items())
-    flawed = next((f"{key} of {name} {flaw}" for key, flaw in flaws if flaw), None)
-    return Unreadable(f"is unknown: {flawed}") if flawed else tensors
-
-
-def _optimizer_steps(observation: Observation, slot: str) -> Measured:
-    tensors = _saved(observation, slot)
-    if isinstance(tensors, Unreadable):
-        return tensors
-    counts = [tensor.scalar() for key, tensor in tensors.items() if key.startswith("step/")]
-    moments = [tensor.values() for key, tensor in tensors.items() if key.startswith("exp_avg/")]
-    if not counts or len(set(map(str, counts))) != 1 or isinstance(counts[0], Unreadable):
-        return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no single step count")
-    if not any(any(values) for values in moments if not isinstance(values, Unreadable)):
-        return Unreadable(f"is unknown: the checkpoint of slot {slot} holds no moment other than zero")
-    return int(counts[0]) if counts[0].is_integer() else Unreadable(f"is {counts[0]}")
-
-
-def _left_after_close(observation: Observation) -> Measured:
-    found = observation.replays.get("close", Unreadable("is missing"))
-    return (
-        Unreadable(f"is unknown: recording close {found.reason}")
-        if isinstance(found, Unreadable)
-        else found.allocated_after
-    )
+def _saved(observation: Observation, slot: str) -> Tensors:
+    return finite_tensors_of(observation, f"checkpoint/slot-{slot}.safetensors")
 
 
 def _worst(name: str, measured: Measured) -> Criterion:

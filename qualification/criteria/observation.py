@@ -102,7 +102,8 @@ class Observation:
 
     ``artifacts`` maps the relative paths of the worker's output files to the hashed files. ``replays`` maps the
     recordings among them (name without ``.trace.json.gz``) to their replay, ``Unreadable`` when there is none.
-    ``measured`` maps names to what the supervisor measured itself, in the unit that the name ends with.
+    ``measured`` maps names to what the supervisor measured itself, in the unit that the name ends with. ``earlier`` is
+    the observation of the workload's process before this one, which had ended, and whose files were hashed by then.
     """
 
     workload: str
@@ -114,6 +115,7 @@ class Observation:
     replays: Mapping[str, Replay | Unreadable] = field(default_factory=dict)
     measured: Mapping[str, Figure] = field(default_factory=dict)
     parameters: Mapping[str, Figure] = field(default_factory=dict)
+    earlier: Observation | None = None
 
     def of(self, kind: str) -> tuple[StampedEvent, ...]:
         """Return the events of one kind, in the order received."""

@@ -12,11 +12,19 @@ from qualification.verdict import Direction, Threshold, compare
 Measured = int | str | Unreadable
 
 
-def ended(observation: Observation) -> Criterion:
+def ended(observation: Observation, name: str = "exit_code") -> Criterion:
     """Judge the worker's exit code."""
-    threshold = Threshold(name="exit_code", direction=Direction.EQUAL, value=0, unit="code")
+    threshold = Threshold(name=name, direction=Direction.EQUAL, value=0, unit="code")
     reason = "the worker ran out of time" if observation.timed_out else None
     return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
+
+
+def left_after_close(observation: Observation) -> Measured:
+    """Return the bytes that were allocated once everything was closed, by the replay of that recording."""
+    found = observation.replays.get("close", Unreadable("is missing"))
+    if isinstance(found, Unreadable):
+        return Unreadable(f"is unknown: recording close {found.reason}")
+    return found.allocated_after
 
 
 def malformed(observation: Observation) -> Criterion | None:
@@ -35,6 +43,11 @@ def count(name: str, value: int, measured: Measured, unit: str) -> Criterion:
     """Judge a count of work: too little done says nothing, so it is INCOMPLETE."""
     short = Verdict.INCOMPLETE
     return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit, shortfall=short), measured)
+
+
+def exactly(name: str, value: int, measured: Measured, unit: str, reason: str | None = None) -> Criterion:
+    """Judge a count that must be neither lower nor higher; ``reason`` says more about what was counted."""
+    return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit), measured, reason=reason)
 
 
 def none(name: str, measured: Measured, unit: str, reason: str | None = None) -> Criterion:

@@ -123,7 +123,7 @@ class Attempt:
         """Run a worker on ``job`` in the sub-folder ``name`` and return what happened; see :func:`launch.launch`."""
         folder = self._open(name)
         task = msgspec.json.decode(job.read_bytes(), type=Job)
-        reads = [job, Path(task.subject)]
+        reads = [job, Path(task.subject), *([Path(task.earlier)] if task.earlier else [])]
         writes = [Path(task.output), *([folder / FOLDER] if ranks > 1 else [])]
         launched = launch(
             job,

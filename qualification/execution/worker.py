@@ -29,7 +29,10 @@ UNUSABLE = 2
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one attempt shall do. ``subject`` is the folder that holds the subject's ``trainer_rank`` package."""
+    """What one attempt shall do. ``subject`` is the folder that holds the subject's ``trainer_rank`` package.
+
+    ``process``: which of the workload's processes this is, and ``earlier``: what the one before it left, to be read.
+    """
 
     run: str
     attempt: int
@@ -39,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     subject: str
     output: str
     parameters: dict[str, Figure] = {}
+    process: str = ""
+    earlier: str | None = None
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,22 @@ def train(context: Context, subject: object, requests: list[object], update: int
 
 def ragged_requests(context: Context, vocabulary: int, generator: torch.Generator, group: str) -> list[object]:
     """Draw one batch: lengths uniform between the bounds, slots alternating, one group."""
-    low, high = context.parameter("shortest"), context.parameter("longest")
     requests = []
-    for index in range(context.parameter("requests")):
-        length = int(torch.randint(low, high + 1, (), generator=generator))
-        tokens = torch.randint(0, vocabulary, (length + 1,), generator=generator)
+    for index, tokens in enumerate(ragged_rows(context, vocabulary, generator)):
         slot = SLOTS[index % len(SLOTS)]
         trains = slot == SLOTS[0] or not context.parameter("frozen")
         requests.append(context.contract.request(tokens[:-1], tokens[1:], slot=slot, gradients=trains, group=group))
     return requests
+
+
+def ragged_rows(context: Context, vocabulary: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Draw the tokens of one batch, each one more than its request's: lengths uniform between the bounds."""
+    low, high = context.parameter("shortest"), context.parameter("longest")
+    rows = []
+    for _ in range(context.parameter("requests")):
+        length = int(torch.randint(low, high + 1, (), generator=generator))
+        rows.append(torch.randint(0, vocabulary, (length + 1,), generator=generator))
+    return rows
 
 
 def policy_loss(outputs: Mapping[int, Output]) -> torch.Tensor:

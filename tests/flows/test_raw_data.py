@@ -15,6 +15,7 @@ from flows import raw_data, workload
 from flows.raw_data import collect
 from qualification.evidence.blobs import BlobStore
 from qualification.execution.capture import Stamped
+from qualification.execution.launch import Launched
 from qualification.execution.supervision import Ending
 from qualification.records import Basis, Criterion, Verdict
 
@@ -62,19 +63,23 @@ def test_links_pipes_and_too_many_files_are_named_and_not_kept(
     assert not any(blobs.read(name) == root for name in blobs.names())
 
 
+def ran(launched: Launched, folders: tuple[Path, Path, BlobStore]) -> list[workload.Ran]:
+    return [workload.Ran(launched, collect(*folders))]
+
+
 def test_a_result_whose_raw_data_are_not_whole_is_incomplete(
     folders: tuple[Path, Path, BlobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch, output, blobs = folders
+    _, output, _ = folders
     passed = Criterion(name="steps", verdict=Verdict.PASSED, basis=Basis.RECOMPUTED)
     monkeypatch.setattr(workload, "import_module", lambda _: SimpleNamespace(judge=lambda _: [passed]))
     outcome = SimpleNamespace(ending=Ending.EXITED, exit_code=0, duration_ms=1, sweep_ms=1, reason=None)
     launched = cast(Any, SimpleNamespace(outcome=outcome, events=list))
     assignment = cast(Any, SimpleNamespace(ground="rehearsal", parameters={}))
-    whole = workload.judge("full_step", assignment, launched, collect(launch, output, blobs))
+    whole = workload.judge("full_step", assignment, ran(launched, folders))
     assert whole == ((passed,), Verdict.PASSED, None)
     (output / "link").symlink_to("/etc/passwd")
-    criteria, verdict, reason = workload.judge("full_step", assignment, launched, collect(launch, output, blobs))
+    criteria, verdict, reason = workload.judge("full_step", assignment, ran(launched, folders))
     assert verdict is Verdict.INCOMPLETE
     assert [one.name for one in criteria] == ["steps", "raw_data"]
     assert reason is not None
@@ -92,13 +97,12 @@ def test_a_result_whose_raw_data_are_not_whole_is_incomplete(
 def test_only_a_worker_that_could_not_use_its_configuration_is_incomplete(
     folders: tuple[Path, Path, BlobStore], code: int, kind: str, verdict: Verdict
 ) -> None:
-    launch, output, blobs = folders
     said = msgspec.json.encode({"event": "failure", "type": kind, "text": "it needs a virtual card"})
     events = [Stamped(sequence=0, monotonic_ns=1, rank=0, event=msgspec.Raw(said))]
     outcome = SimpleNamespace(ending=Ending.EXITED, exit_code=code, duration_ms=1, sweep_ms=1, reason=None)
     launched = cast(Any, SimpleNamespace(outcome=outcome, events=lambda: events))
     assignment = cast(Any, SimpleNamespace(ground="native", parameters={}))
-    criteria, found, reason = workload.judge("pressure", assignment, launched, collect(launch, output, blobs))
+    criteria, found, reason = workload.judge("pressure", assignment, ran(launched, folders))
     assert found is verdict
     if verdict is Verdict.INCOMPLETE:
         assert (criteria, reason) == ((), "it needs a virtual card")

@@ -13,8 +13,8 @@ from qualification.parameters import PARAMETERS, check_parameters, parameter
 from qualification.rules import judged_workloads
 
 FOLDER = Path(str(workloads.__file__)).parent
-SHARED = {"ragged_requests": "full_step"}
-"""A function that other workloads call, and the module that reads its parameters."""
+SHARED = {"ragged_requests": "full_step", "ragged_rows": "full_step"}
+"""Functions that other workloads call, and the module that reads their parameters."""
 
 
 def _read(workload: str) -> set[str]:
@@ -25,6 +25,7 @@ def _read(workload: str) -> set[str]:
         if module != workload and f"{function}(" in text:
             body = (FOLDER / f"{module}.py").read_text().partition(f"def {function}(")[2].partition("\ndef ")[0]
             names |= set(re.findall(r'context\.parameter\("(\w+)"\)', body))
+            text += body
     if "import" in text and "pressure import" in text:
         names |= _read("pressure")
     return names
