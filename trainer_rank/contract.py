@@ -19,6 +19,8 @@ from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.devices.virtual_memory import LibraryDemand
 from trainer_rank.errors import UnsupportedError
 from trainer_rank.microbatch import MicroBatch
+from trainer_rank.models.megatron import QWEN_36_35B_A3B
+from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.models.reference import SMALL, build_reference
 from trainer_rank.policies import Scope, load_policy
 from trainer_rank.rank import TrainerRank
@@ -50,20 +52,26 @@ def construct(
     capacity: int | None = None,
     adapter_rank: int = 1,
     dropout: float = 0.0,
+    layers: int = 0,
     demands: Sequence[tuple[str, str, int, str]] = (),
     recordings: Path | None = None,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Subject:
-    """Build the small reference model on the ground's device (in BF16 on real cards), with a TrainerRank over it.
+    """Build a model on the ground's device (in BF16 on real cards), with a TrainerRank over it.
 
     ``ground``: ``native`` (the visible CUDA device ``index``) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes on
     which libraries make ``demands`` beside the card's own: name, phase, bytes, ``cublas`` or ``nccl``).
-    ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``recordings``: the folder that
-    gets the allocator recording of every step, and planner reports in ``reports``.
+    ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``layers``: 0 for the small
+    reference model, else so many of the Megatron model, which needs a real card and has no dropout. ``recordings``: the
+    folder that gets the allocator recording of every step, and planner reports in ``reports``.
     """
     device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands])
-    precision = torch.bfloat16 if ground == "native" else torch.float32
-    model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed, dtype=precision)
+    model: ModelRuntime
+    if layers:
+        model = _megatron(layers, device, slots, adapter_rank, seed)
+    else:
+        dtype = torch.bfloat16 if ground == "native" else torch.float32
+        model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed, dtype=dtype)
     recorder = None if recordings is None else StepRecorder(device, recordings)
 
     def tell(event: Mapping[str, Any]) -> None:
@@ -91,6 +99,14 @@ def _device(ground: str, index: int, capacity: int | None, demands: Sequence[Lib
 
         return CudaDevice(index)
     raise UnsupportedError(f"ground {ground!r} does not exist; choose of native, rehearsal")
+
+
+def _megatron(layers: int, device: Device, slots: Sequence[str], rank: int, seed: int) -> ModelRuntime:
+    if isinstance(device, VirtualDevice):
+        raise UnsupportedError("the Megatron model needs a real card; ask for 0 layers on ground rehearsal")
+    from trainer_rank.models.megatron.runtime import MegatronRuntime
+
+    return MegatronRuntime(QWEN_36_35B_A3B.with_layers(layers), device, slots, rank=rank, seed=seed)
 
 
 def request(
@@ -148,14 +164,14 @@ def step(subject: Subject) -> dict[str, dict[str, Any]]:
     return {slot: vars(report) for slot, report in subject.rank.optim_step().items()}
 
 
-def save(subject: Subject, path: Path) -> str:
-    """Publish a checkpoint; returns the SHA-256 of its manifest."""
-    return subject.rank.save_checkpoint(path)
+def save(subject: Subject, path: Path, custom: Mapping[str, torch.Tensor] | None = None) -> str:
+    """Publish a checkpoint with host tensors of the caller's own; returns the SHA-256 of its manifest."""
+    return subject.rank.save_checkpoint(path, custom)
 
 
-def load(subject: Subject, path: Path) -> None:
-    """Take over a checkpoint whole."""
-    subject.rank.load_checkpoint(path)
+def load(subject: Subject, path: Path) -> Mapping[str, torch.Tensor]:
+    """Take over a checkpoint whole and return the caller's own tensors."""
+    return subject.rank.load_checkpoint(path)
 
 
 def close(subject: Subject) -> dict[str, int]:

@@ -228,10 +228,10 @@ class TrainerRank:
             slot: SlotReport(self._optimizers[slot].steps, report.gradient_norm) for slot, report in reports.items()
         }
 
-    def save_checkpoint(self, path: Path) -> str:
+    def save_checkpoint(self, path: Path, custom: Mapping[str, torch.Tensor] | None = None) -> str:
         """Publish all slots, optimizer states and generators at ``path`` as one group; returns the manifest's SHA-256.
 
-        Raises CheckpointError when gradients wait for their step, or the group cannot be written.
+        ``custom``: host tensors of the caller's own that belong to this state, such as its place in the data. Raises CheckpointError when gradients wait for their step, or the group cannot be written.
         """
         self._require_open()
         self._require_whole()
@@ -242,6 +242,8 @@ class TrainerRank:
         random = capture(self._device.torch_device)
         tensors = {f"slot-{slot}": each.state() for slot, each in self._optimizers.items()}
         tensors["random"] = {"host": random.host} | ({} if random.device is None else {"device": random.device})
+        if custom:
+            tensors["custom"] = dict(custom)
         metadata = {
             "slots": {slot: each.steps for slot, each in self._optimizers.items()},
             "model": asdict(self._model.geometry),
@@ -249,8 +251,8 @@ class TrainerRank:
         }
         return checkpoint.save(path, checkpoint.Group(tensors, metadata))
 
-    def load_checkpoint(self, path: Path) -> None:
-        """Take over a published group whole, or raise CheckpointError and change nothing."""
+    def load_checkpoint(self, path: Path) -> Mapping[str, torch.Tensor]:
+        """Take over a published group whole and return the caller's own state; or raise CheckpointError, unchanged."""
         self._require_open()
         group = checkpoint.load(path)
         steps = group.metadata.get("slots")
@@ -269,6 +271,7 @@ class TrainerRank:
         random = group.tensors.get("random", {})
         if "host" in random:
             restore(RandomState(random["host"], random.get("device")), self._device.torch_device)
+        return group.tensors.get("custom", {})
 
     def save_tapes(self, path: str | Path) -> tuple[Path, ...]:
         """Write what was recorded here, and what libraries took by phase, into the folder ``path``; returns the files.
