@@ -30,10 +30,14 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What is saved and loaded together: per file name its tensors (on the host), and plain metadata."""
+    """What is saved and loaded together: per file name its tensors (on the host), and plain metadata.
+
+    ``manifest``: the SHA-256 of the manifest that it was loaded with.
+    """
 
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
     metadata: Mapping[str, Any]
+    manifest: str | None = None
 
 
 def save(path: Path, group: Group) -> str:
@@ -65,7 +69,7 @@ def load(path: Path) -> Group:
 
     Raises CheckpointError naming the file that is missing, torn, altered or unexpected.
     """
-    manifest = _read_manifest(path)
+    manifest, digest = _read_manifest(path)
     listed: dict[str, dict[str, Any]] = manifest["files"]
     try:
         extra = sorted({entry.name for entry in path.iterdir()} - {*listed, _MANIFEST})
@@ -74,7 +78,8 @@ def load(path: Path) -> Group:
     if extra:
         raise CheckpointError(f"checkpoint {path}: {extra[0]} is not in the manifest; load an unaltered checkpoint")
     tensors = {name: _read_file(path / name, entry) for name, entry in listed.items()}
-    return Group({name.removesuffix(".safetensors"): each for name, each in tensors.items()}, manifest["metadata"])
+    named = {name.removesuffix(".safetensors"): each for name, each in tensors.items()}
+    return Group(named, manifest["metadata"], digest)
 
 
 def _write(draft: Path, group: Group) -> str:
@@ -105,9 +110,10 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        content = (path / _MANIFEST).read_bytes()
+        manifest = json.loads(content)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} has no readable manifest: {error.strerror}") from error
     except ValueError as error:
@@ -124,7 +130,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     )
     if not whole:
         raise CheckpointError(f"checkpoint {path}: its manifest lists no files; load an unaltered checkpoint")
-    return manifest
+    return manifest, hashlib.sha256(content).hexdigest()
 
 
 def _read_file(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:

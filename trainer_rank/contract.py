@@ -79,13 +79,11 @@ def construct(
             recorder.event(event)
         on_event(event)
 
-    stage = (lambda _: None) if recorder is None else recorder.stage
     spool = None if recordings is None else Spool(recordings / "reports")
     rank = TrainerRank(
         model,
         load_policy(policy),
         on_event=tell,
-        on_stage=stage,
         spool=spool,
     )
     return Subject(rank, device, model.geometry.vocabulary, recorder)

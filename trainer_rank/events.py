@@ -22,7 +22,6 @@ class Announcer:
         self._on_event = on_event
         self._on_stage = on_stage
         self.failures = 0
-        self.last_stage = "start"
 
     def event(self, name: str, /, **values: object) -> None:
         """Hand on one event."""
@@ -32,8 +31,7 @@ class Announcer:
             self.failures += 1
 
     def stage(self, name: str) -> None:
-        """Hand on the beginning of a stage, and remember it."""
-        self.last_stage = name
+        """Hand on the beginning of a stage."""
         try:
             self._on_stage(name)
         except Exception:  # as above

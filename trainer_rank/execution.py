@@ -225,6 +225,6 @@ class PlanRun:
         return sum(run.host_bytes for run in self._runs)
 
     def drop(self) -> None:
-        """Let go of outputs and graphs."""
+        """Let go of outputs and graphs; whoever keeps the mapping of outputs keeps an empty one."""
         self._runs.clear()
-        self.outputs = {}
+        self.outputs.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainer_rank.errors import InvalidInputError
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from trainer_rank.admission.planner import Choice
     from trainer_rank.execution import PlanRun
+    from trainer_rank.forecasting import PlanForecaster
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,14 @@ class RequestOutput:
     hidden: torch.Tensor | None = None
 
 
+class Admitted(NamedTuple):
+    """What was admitted: the micro-batch's number, the choice, and what its forecasts were made with, if any were."""
+
+    step: int
+    choice: Choice
+    forecaster: PlanForecaster | None
+
+
 class MicroBatch:
     """Requests that ran together. Its outputs live until the next micro-batch is asked for, or ``release()``.
 
@@ -30,12 +39,21 @@ class MicroBatch:
     the outputs past the next admission, which then counts them as memory in use.
     """
 
-    def __init__(self, step: int, choice: Choice, run: PlanRun) -> None:
-        self.step = step
-        self.choice = choice
+    def __init__(self, admitted: Admitted, run: PlanRun) -> None:
+        self.admitted = admitted
         self._run: PlanRun | None = run
         self._held = False
         self._consumed = False
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.admitted.step
+
+    @property
+    def choice(self) -> Choice:
+        """Why it was admitted as it is."""
+        return self.admitted.choice
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -13,6 +13,9 @@ from enum import StrEnum
 import torch
 
 _LIBRARY_WORDS = (
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "'out of memory'",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Failed to CUDA malloc",
@@ -30,7 +33,10 @@ class FailureKind(StrEnum):
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and everything behind it: causes, contexts and members of groups, each once, outermost first."""
+    """Yield the error and everything behind it, each once, outermost first.
+
+    Behind it are causes, contexts, members of groups, and what a wrapper keeps among its arguments or attributes.
+    """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -42,6 +48,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         waiting += [found.__cause__, found.__context__]
         if isinstance(found, BaseExceptionGroup):
             waiting += found.exceptions
+        waiting += [each for each in (*found.args, *vars(found).values()) if isinstance(each, BaseException)]
 
 
 def failure_kind(error: BaseException, sightings: int) -> FailureKind:

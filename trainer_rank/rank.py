@@ -19,7 +19,7 @@ from trainer_rank.admission.refusal import explain_refusal
 from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointError, InvalidInputError
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import KEY_BYTES, PlanRun, prefix_keys
-from trainer_rank.microbatch import MicroBatch
+from trainer_rank.microbatch import Admitted, MicroBatch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
 from trainer_rank.packing import units
@@ -31,9 +31,10 @@ from trainer_rank.rank_tapes import RankTapes, load_rank_tapes, save_rank_tapes
 from trainer_rank.release.distributed import exchange
 from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
+from trainer_rank.reports.failure import Revision
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.witness import Witness
-from trainer_rank.requests import Request, shapes_of
+from trainer_rank.requests import Request, RequestShape, shapes_of
 from trainer_rank.sampling import Sampler
 
 
@@ -78,8 +79,9 @@ class TrainerRank:
         self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
         self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded)
         self._sampler = Sampler(self._device, policy, self._probes, self._headroom, agreement)
-        self._witness = Witness(self._device, policy, self._announcer, spool, lambda slot: self._optimizers[slot].steps)
+        self._witness = Witness(self._device, policy, self._announcer, spool, self._revision)
         self._trained: set[str] = set()
+        self._checkpoint: str | None = None
         self._broken: str | None = None
         self._current: MicroBatch | None = None
         self._steps = self._backwards = 0
@@ -107,7 +109,7 @@ class TrainerRank:
         InvalidInputError for unusable requests before anything runs, AdmissionRefused when nothing fits.
         """
         self._require_open()
-        shapes = shapes_of(requests, self._model.slots)
+        shapes = self._shapes(requests)
         given = dict(enumerate(requests))
         prefixes = find_prefixes(prefix_keys(given), KEY_BYTES) if self._model.shares_prefixes else None
         return self._micro_batches(given, list(units(shapes)), prefixes, allow_oversize)
@@ -115,14 +117,28 @@ class TrainerRank:
     def _micro_batches(
         self, requests: Mapping[int, Request], pending: list[Unit], prefixes: Prefixes | None, allow_oversize: bool
     ) -> Iterator[MicroBatch]:
+        current: MicroBatch | None = None
         try:
             while pending:
                 self._expire()
                 choice = self._admit(pending, prefixes, allow_oversize)
                 del pending[: choice.units]
-                yield self._forward(choice, requests)
+                current = self._forward(choice, requests)
+                yield current
+        except GeneratorExit as error:
+            if self._current is current:
+                self._witness.take_back(error)
+            raise
         finally:
-            self._expire()
+            if self._current is current:
+                self._expire()
+
+    def _shapes(self, requests: Sequence[Request]) -> tuple[RequestShape, ...]:
+        try:
+            return shapes_of(requests, self._model.slots)
+        except InvalidInputError as error:
+            self._sampler.tell(error)
+            raise
 
     def _admit(self, pending: list[Unit], prefixes: Prefixes | None, oversize: bool) -> Choice:
         try:
@@ -138,10 +154,13 @@ class TrainerRank:
 
     def _choose(self, pending: list[Unit], prefixes: Prefixes | None, oversize: bool) -> Choice:
         training = {shape.slot for unit in pending for shape in unit if shape.gradients}
-        for slot in training:
-            self._optimizers[slot].prepare_gradients()
-        new = [self._optimizers[slot] for slot in training if not self._optimizers[slot].exists]
-        return self._sampler.choose(pending, prefixes, sum(each.state_bytes for each in new), oversize)
+
+        def prepare() -> int:
+            for slot in training:
+                self._optimizers[slot].prepare_gradients()
+            return sum(each.state_bytes for slot in training if not (each := self._optimizers[slot]).exists)
+
+        return self._sampler.choose(pending, prefixes, prepare, oversize)
 
     def _forward(self, choice: Choice, requests: Mapping[int, Request]) -> MicroBatch:
         assert choice.plan is not None
@@ -150,13 +169,14 @@ class TrainerRank:
         self._device.reset_peaks()  # after an observer has ended what it was recording until now
         if choice.decision.outcome is not Outcome.ADMITTED_OVERSIZED:
             self._headroom.cap(self._policy.reserve_bytes)
-        run = PlanRun(self._model, choice.plan, requests, self._announcer.stage)
-        micro_batch = MicroBatch(step, choice, run)
+        run = PlanRun(self._model, choice.plan, requests, self._witness.begin)
+        micro_batch = MicroBatch(Admitted(step, choice, self._sampler.forecaster), run)
         self._current = micro_batch
         with self._executing(micro_batch):
             with self._headroom.protected(FORWARD), self._headroom.working():
                 run.forward()
             self._hand_off(choice)
+        self._witness.hand_over(micro_batch.admitted)
         return micro_batch
 
     def _hand_off(self, choice: Choice) -> None:
@@ -182,7 +202,7 @@ class TrainerRank:
 
     @contextmanager
     def _executing(self, micro_batch: MicroBatch) -> Iterator[None]:
-        with self._device.activate(), self._witness.during(micro_batch.step, micro_batch.choice):
+        with self._device.activate(), self._witness.during(micro_batch.admitted):
             try:
                 yield
             except BaseException:
@@ -208,7 +228,7 @@ class TrainerRank:
         self._trained |= slots
         self._backwards += 1
         announce_observation(self._announcer, micro_batch.step, self._device)
-        self._witness.observed(micro_batch.step, micro_batch.choice)
+        self._witness.observed(micro_batch.admitted)
 
     def discard_gradients(self) -> None:
         """Zero every gradient since the last step, and with them what a failed backward left."""
@@ -249,7 +269,8 @@ class TrainerRank:
             "model": asdict(self._model.geometry),
             "policy": {"name": self._policy.name, "sha256": self._policy.sha256},
         }
-        return checkpoint.save(path, checkpoint.Group(tensors, metadata))
+        self._checkpoint = checkpoint.save(path, checkpoint.Group(tensors, metadata))
+        return self._checkpoint
 
     def load_checkpoint(self, path: Path) -> Mapping[str, torch.Tensor]:
         """Take over a published group whole and return the caller's own state; or raise CheckpointError, unchanged."""
@@ -268,6 +289,7 @@ class TrainerRank:
             optimizer.clear_gradients()
         self._trained.clear()
         self._broken = None
+        self._checkpoint = group.manifest
         random = group.tensors.get("random", {})
         if "host" in random:
             restore(RandomState(random["host"], random.get("device")), self._device.torch_device)
@@ -285,6 +307,7 @@ class TrainerRank:
         """Drop everything this rank holds and report what is left on the device, in bytes, and the work done."""
         if not self._closed:
             self._closed = True
+            self._witness.take_back()
             if self._current is not None:
                 self._current.release()
             self._current = None
@@ -300,7 +323,11 @@ class TrainerRank:
             "observer_failures": self._announcer.failures,
         }
 
+    def _revision(self, slot: str) -> Revision:
+        return Revision(self._optimizers[slot].steps, self._checkpoint)
+
     def _expire(self) -> None:
+        self._witness.take_back()
         self._headroom.uncap()
         if self._current is not None:
             self._current.expire()

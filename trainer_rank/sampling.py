@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from trainer_rank.admission.planner import Choice, Unit, choose, consider, unfor
 from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.errors import AdmissionRefused
-from trainer_rank.forecasting import Sample
+from trainer_rank.forecasting import PlanForecaster, Sample
 from trainer_rank.hostheld import available_host_memory
 from trainer_rank.packing import GroupKey, sharing_groups
 from trainer_rank.policies import Policy
@@ -44,33 +44,51 @@ class Sampler:
         self._prefixes: Prefixes | None = None
         self._sharing: frozenset[GroupKey] = frozenset()
         self._trains = True
-        self._samples = 0
+        self._optimizer_bytes = self._samples = 0
+        self._sample: Sample | None = None
 
     def choose(
-        self, pending: Sequence[Unit], prefixes: Prefixes | None, optimizer_bytes: int, oversize: bool
+        self, pending: Sequence[Unit], prefixes: Prefixes | None, prepare: Callable[[], int], oversize: bool
     ) -> Choice:
-        """Decide how the next micro-batch runs; ``optimizer_bytes`` is the state that its step will create.
+        """Decide how the next micro-batch runs; ``prepare`` makes room for its gradients and says what state of the
+        optimizer its step will create, bytes.
 
         Kinds of pass that were never recorded are probed first, those that keep graphs elsewhere only when no other
         plan fits. When nothing fits, the policy may release the cache, and decides again from a new sample; one that
         can show that a release is enough makes it before other rungs are tried.
         """
-        if not self._policy.forecasts:
-            return unforecast(pending, self._budget(optimizer_bytes)[0], self._policy.name, prefixes)
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
         self._prefixes, self._trains = prefixes, any(key.gradients for key in keys)
         self._sharing = sharing_groups(pending, prefixes)
-        self._record(keys, self._near)
+        if not self._policy.forecasts:
+            self._optimizer_bytes = prepare()
+            return unforecast(pending, self._budget()[0], self._policy.name, prefixes)
+
+        def propose() -> Choice:
+            self._optimizer_bytes = prepare()
+            self._record(keys, self._near)
+            return self._alone(pending, keys, oversize)
+
         if self._agreement is None:
-            return self._alone(pending, keys, optimizer_bytes, oversize)
+            return propose()
         return self._agreement.decide(
-            lambda: self._alone(pending, keys, optimizer_bytes, oversize),
-            lambda proposal: self._review(pending, optimizer_bytes, oversize, proposal),
-            oversize=oversize,
+            propose, lambda proposal: self._review(pending, oversize, proposal), oversize=oversize
         )
 
-    def _review(self, pending: Sequence[Unit], optimizer_bytes: int, oversize: bool, proposal: Proposal) -> Choice:
-        budget, sample = self._budget(optimizer_bytes)
+    def tell(self, error: Exception) -> None:
+        """Tell the other ranks, which wait for this one's plan, that something keeps it from planning."""
+        if self._agreement is not None:
+            self._agreement.tell(error)
+
+    @property
+    def forecaster(self) -> PlanForecaster | None:
+        """What sees the device as it was in the sample that decided last; None when nothing is forecast."""
+        if self._sample is None or not self._policy.forecasts:
+            return None
+        return self._probes.forecaster(self._sample)
+
+    def _review(self, pending: Sequence[Unit], oversize: bool, proposal: Proposal) -> Choice:
+        budget, sample = self._budget()
         forecaster, (width, ordinal) = self._probes.forecaster(sample), (proposal.units, proposal.ordinal)
         return consider(
             pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize, prefixes=self._prefixes
@@ -106,19 +124,17 @@ class Sampler:
         shapes = self._probes.affordable(keys, budget, sample)
         return len(shapes) >= LEAST_PROBES and self._record(keys, self._rungs, shapes)
 
-    def _alone(
-        self, pending: Sequence[Unit], keys: Collection[GroupKey], optimizer_bytes: int, oversize: bool
-    ) -> Choice:
-        budget, sample = self._budget(optimizer_bytes)
+    def _alone(self, pending: Sequence[Unit], keys: Collection[GroupKey], oversize: bool) -> Choice:
+        budget, sample = self._budget()
         choice = self._decide(pending, budget, sample, self._near)
         if choice.plan is None and self._policy.claims_libraries:
             helps = partial(self._helps, pending, budget, sample, self._near)
             with self._headroom.releasing(choice.decision.reason, helps) as released:
                 if released:  # milliseconds, where other rungs must be recorded first and then run the forward twice
-                    budget, sample = self._budget(optimizer_bytes)
+                    budget, sample = self._budget()
                     choice = self._decide(pending, budget, sample, self._near)
         if choice.plan is None and self._record_far(keys, budget, sample):
-            budget, sample = self._budget(optimizer_bytes)
+            budget, sample = self._budget()
         if choice.plan is None:
             choice = self._decide(pending, budget, sample, self._rungs)
         if choice.plan is not None:
@@ -127,7 +143,7 @@ class Sampler:
             return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
         helps = partial(self._helps, pending, budget, sample, self._rungs)
         with self._headroom.releasing(choice.decision.reason, helps):
-            budget, sample = self._budget(optimizer_bytes)
+            budget, sample = self._budget()
             return self._decide(pending, budget, sample, self._rungs, oversize=oversize, last=True)
 
     def _helps(self, pending: Sequence[Unit], budget: Budget, sample: Sample, rungs: Sequence[Rung]) -> bool:
@@ -161,20 +177,20 @@ class Sampler:
             prefixes=self._prefixes,
         )
 
-    def _budget(self, optimizer_bytes: int) -> tuple[Budget, Sample]:
+    def _budget(self) -> tuple[Budget, Sample]:
         self._samples += 1
         memory = self._device.memory_info()
         claims = [
             Term("reserve", self._policy.reserve_bytes, Status.BOUNDED, f"policy {self._policy.name}"),
             *(each for each in self._headroom.claims() if self._trains or each.name != f"libraries of {BACKWARD}"),
         ]
-        if optimizer_bytes and self._policy.claims_libraries:
-            size = optimizer_bytes + LARGE_SEGMENT + SMALL_SEGMENT
+        if self._optimizer_bytes and self._policy.claims_libraries:
+            size = self._optimizer_bytes + LARGE_SEGMENT + SMALL_SEGMENT
             claims.append(Term("optimizer state", size, Status.BOUNDED, "adapter shapes and a segment of each pool"))
         if self._probes.first_pass_bytes and not self._headroom.has_run(BACKWARD):
             size = self._probes.first_pass_bytes + LARGE_SEGMENT + SMALL_SEGMENT
             claims.append(Term("first pass", size, Status.MEASURED, "tapes, and a segment of each pool"))
-        sample = Sample(self._samples, memory, self._device.snapshot())
+        self._sample = sample = Sample(self._samples, memory, self._device.snapshot())
         host = available_host_memory() if "host-held" in self._policy.ladder else None
         share = None if host is None else host * self._policy.host_per_million // 1_000_000
         return Budget(self._samples, memory.free, memory.total, tuple(claims), share), sample

@@ -14,6 +14,7 @@ from tests.trainer_rank.test_rank import WIDE, _Bench, _loss, _requests
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.outofmemory import FailureKind, chain, failure_kind
 from trainer_rank.reports.replay import replay_report
+from trainer_rank.reports.report import canonical
 
 
 @pytest.fixture
@@ -32,6 +33,30 @@ def _named(error: BaseException) -> BaseException:
 
 def _grouped(error: BaseException) -> BaseException:
     return ExceptionGroup("two", [ValueError("first"), error])  # type: ignore[list-item]
+
+
+class _PartialError(RuntimeError):
+    """A wrapper that keeps the inner error to itself, as that of the public report."""
+
+    def __init__(self, inner: BaseException) -> None:
+        super().__init__("partial execution")
+        self.inner = inner
+
+
+def _kept(error: BaseException) -> BaseException:
+    failure = _PartialError(error)
+    failure.__suppress_context__ = True
+    return failure
+
+
+def _torn_down(error: BaseException) -> BaseException:
+    failure = GeneratorExit()
+    failure.__context__ = error
+    return failure
+
+
+def _both(error: BaseException) -> BaseException:
+    return BaseExceptionGroup("two", [KeyboardInterrupt(), error])
 
 
 def _unnamed(_: BaseException) -> BaseException:
@@ -66,6 +91,9 @@ def _report(bench: _Bench, folder: Path) -> dict[str, Any]:
         (lambda error: error, FailureKind.OUT_OF_MEMORY),
         (_named, FailureKind.OUT_OF_MEMORY),
         (_grouped, FailureKind.OUT_OF_MEMORY),
+        (_both, FailureKind.OUT_OF_MEMORY),
+        (_kept, FailureKind.OUT_OF_MEMORY),
+        (_torn_down, FailureKind.OUT_OF_MEMORY),
         (_unnamed, FailureKind.UNNAMED_OUT_OF_MEMORY),
     ],
 )
@@ -79,7 +107,7 @@ def test_an_oversized_plan_that_fails_is_recognised_reported_and_forgotten(
     before = bench.device.allocated()
     _wrapping(bench, wrap)
     bench.rank.caller_step = "step 12"
-    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+    with pytest.raises((RuntimeError, BaseExceptionGroup, GeneratorExit)) as caught:
         next(bench.rank.forward_micro_batches(_requests([20, 900], slots=both), allow_oversize=True))
     assert bench.device.allocated() == before
     document = _report(bench, tmp_path)
@@ -89,14 +117,131 @@ def test_an_oversized_plan_that_fails_is_recognised_reported_and_forgotten(
     assert document["decision"]["shortfall"] > 0
     assert (failure["requests"], failure["slot"], failure["stage"]) == ([1], "adversary", "forward/subforward/1")
     assert failure["sampled_before_unwinding"] is True
-    assert failure["asked"] > 0
+    assert failure["asked"] > failure["free"]
     assert failure["free"] < 2 << 20, "less than the smallest segment"
+    _check_explained(document)
     assert document["observed"] is None
     assert failure["partial_peak_allocated"] > before
     assert replay_report(document).same is True
     assert any("requests [1]" in note for note in caught.value.__notes__)
     bench.device.give_back_raw(ballast)
     bench.train(_requests([1]))
+
+
+def _check_explained(document: dict[str, Any]) -> None:
+    """A failure names its layer, the tapes' event with its forecast, and both states of the allocator."""
+    failure = document["failure"]
+    event = failure["event"]
+    assert failure["part"].endswith(f"layer/{failure['layer']}")
+    assert (event["matched"], event["size"]) == ("position and size", failure["requested"])
+    assert event["ordinal"] == failure["position"] < event["count"]
+    assert event["stage"].endswith(failure["part"])
+    assert event["allocated"] >= failure["allocated"] + failure["requested"]
+    assert event["rule"]
+    assert (failure["sightings"], failure["out_of_memory_counted"]) == (1, 1)
+    assert failure["after"]["allocated"] == failure["allocated"]
+    assert failure["after"]["reserved"] == failure["reserved"]
+    assert failure["after"]["allocated"] > failure["before"]["allocated"] > 0
+    assert (
+        sum(row[0] for row in failure["after"]["layout"]) + failure["after"]["left_out"]["reserved"]
+        == (failure["after"]["reserved"])
+    )
+    assert len(canonical(document)) <= 64 << 10
+
+
+def test_a_rerun_that_fails_in_backward_is_explained_by_the_tapes(tmp_path: Path) -> None:
+    bench = _Bench(7, room=1 << 30, spool=tmp_path / "spool", **{**WIDE, "ladder": ("rerun",)})
+    slots = ("policy", "adversary")
+    bench.train(_requests([20, 20], slots=slots))
+    digest = bench.rank.optim_step() and bench.rank.save_checkpoint(tmp_path / "saved")
+    micro_batch = next(iterator := bench.rank.forward_micro_batches(_requests([20, 900], slots=slots)))
+    loss = _loss(micro_batch.outputs)
+    bench.device.empty_cache()
+    bench.rank._headroom.uncap()
+    bench.device.take_raw(ballast := bench.device.memory_info().free - (3 << 20))
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        bench.rank.backward(micro_batch, loss)
+    document = _report(bench, tmp_path)
+    failure = document["failure"]
+    assert (failure["stage"], failure["requests"]) == ("backward/subforward/1", [1])
+    assert failure["part"].startswith("forward/layer/"), "the forward that runs again"
+    assert failure["event"]["stage"] == f"backward/{failure['part']}"
+    assert (failure["slot_steps"], failure["slot_checkpoint"]) == (1, digest)
+    assert failure["asked"] > failure["free"]
+    _check_explained(document)
+    assert "at forward/layer/" in caught.value.__notes__[0]
+    iterator.close()
+    bench.device.give_back_raw(ballast)
+    bench.rank.close()
+    bench.device.close()
+
+
+def test_what_fails_between_forward_and_backward_is_found_when_the_iterator_is_torn_down(
+    bench: _Bench, tmp_path: Path
+) -> None:
+    def caller() -> None:
+        for micro_batch in bench.rank.forward_micro_batches(_requests([20])):
+            torch.empty(1 << 40, dtype=torch.uint8, device=bench.device.torch_device)
+            bench.rank.backward(micro_batch, _loss(micro_batch.outputs))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        caller()
+    failure = (document := _report(bench, tmp_path))["failure"]
+    assert (document["kind"], failure["kind"]) == ("out_of_memory", "out_of_memory_unnamed")
+    assert (failure["stage"], failure["subforward"], failure["requested"]) == ("caller", None, 1 << 40)
+    assert failure["sampled_before_unwinding"] is True
+    assert document["observed"] is None
+    bench.train(_requests([20]))
+    assert len(bench.of("report")) == 1
+
+
+def test_an_out_of_memory_that_the_model_recovers_from_is_no_failure(bench: _Bench) -> None:
+    bench.train(_requests([20]))
+    plain = bench.model.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 40, dtype=torch.uint8, device=bench.device.torch_device)
+        return plain(*arguments, **options)
+
+    bench.model.forward = forward  # type: ignore[method-assign]
+    bench.train(_requests([20]))
+    assert bench.of("report") == []
+    assert bench.device.out_of_memory_count() == 1
+
+
+def test_a_watch_that_fails_leaves_the_failure_as_it_was(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.train(_requests([20]))
+    plain = bench.model.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(bench.device, "snapshot", _fail)
+        torch.empty(1 << 40, dtype=torch.uint8, device=bench.device.torch_device)
+        return plain(*arguments, **options)
+
+    bench.model.forward = forward  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        bench.train(_requests([20]))
+    assert "report not kept" in caught.value.__notes__[0]
+    assert bench.of("report") == []
+    monkeypatch.undo()
+    assert bench.rank.close()["observer_failures"] == 2, "one of the observer, one of the report"
+
+
+@pytest.mark.parametrize(("factor", "sign"), [(2, -1), (0.5, 1)])
+def test_a_step_far_from_its_forecast_is_reported_in_both_directions(
+    bench: _Bench, tmp_path: Path, factor: float, sign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.train(_requests([20]))
+    assert bench.of("report") == []
+    peak = bench.device.peak_allocated
+    monkeypatch.setattr(bench.device, "peak_allocated", lambda: int(peak() * factor))
+    bench.train(_requests([20]))
+    document = _report(bench, tmp_path)
+    assert document["kind"] == "miss"
+    assert document["observed"]["allocated_error_per_million"] * sign > 400_000
+    assert document["observed"]["reserved_error_per_million"] == 0
+    assert document["failure"] is None
 
 
 def test_a_backward_that_fails_blocks_the_step_until_its_gradients_are_discarded(bench: _Bench) -> None:
@@ -122,7 +267,7 @@ def _first(bench: _Bench) -> list[Any]:
     return [next(iterator)]
 
 
-def _fail(_: torch.Tensor) -> None:
+def _fail(*_: object) -> None:
     raise RuntimeError("in the middle")
 
 

@@ -50,12 +50,15 @@ class Agreement:
         admitted(votes)
         return reviewed
 
+    def tell(self, error: Exception) -> None:
+        """Make all peers raise PlanningError with this rank's reason, in the vote that they wait in or come to next."""
+        self._gather(Vote(Outcome.PLANNING_ERROR, reason=f"{type(error).__name__}: {error}").row())
+
     def _vote(self, make: Callable[[], Choice], oversize: bool) -> tuple[Choice, list[Vote]]:
         try:
             found = make()
         except Exception as error:  # whatever kept this rank from planning is told to its peers before it is raised
-            vote = Vote(Outcome.PLANNING_ERROR, reason=f"{type(error).__name__}: {error}")
-            self._gather(vote.row())
+            self.tell(error)
             raise
         return found, [Vote.of_row(row) for row in self._gather(vote_of(found, oversize).row())]
 

@@ -1,4 +1,4 @@
-"""Keep the allocator recording of every step as a file, by listening to a TrainerRank's events and stages."""
+"""Keep the allocator recording of every step as a file, by listening to a TrainerRank's events."""
 
 from __future__ import annotations
 
@@ -32,11 +32,6 @@ class StepRecorder:
             self.record(f"step-{event['step']:04d}")
         elif event["event"] == "observed":
             self.finish()
-
-    def stage(self, name: str) -> None:
-        """Mark the beginning of a stage in the running recording."""
-        if self._recording is not None:
-            self._recording.mark(name)
 
     def record(self, name: str) -> None:
         """Begin a recording; one that is still running is finished first."""

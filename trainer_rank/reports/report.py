@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -16,9 +17,12 @@ from typing import Any
 from trainer_rank.admission.planner import Choice
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
+from trainer_rank.reports.failure import Failure
+from trainer_rank.reports.memory import without_layout
 from trainer_rank.requests import RequestShape
 
-FORMAT = 1
+FORMAT = 2
+_FOLDERS = re.compile(r"(?<![\w.~])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":,;()]+[/\\])+(?=[^\s/\\'\":,;()])")
 LARGEST = 64 << 10
 """Bytes that a report may have by default."""
 
@@ -34,35 +38,16 @@ class ReportKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
-    """How an execution ended. Bytes; None where it was not seen.
-
-    ``stage`` had begun; ``requests`` are the original indices of its subforward. ``asked`` and what follows were
-    sampled by the out-of-memory observer before unwinding when ``sampled_before_unwinding``. The peak is a lower bound.
-    """
-
-    kind: str
-    type: str
-    stage: str
-    subforward: int | None
-    requests: tuple[int, ...]
-    slot: str | None
-    slot_steps: int | None
-    sampled_before_unwinding: bool
-    asked: int | None
-    free: int | None
-    allocated: int | None
-    reserved: int | None
-    partial_peak_allocated: int
-    partial_peak_reserved: int
-
-
-@dataclass(frozen=True)
 class Observed:
-    """What a complete step took, bytes; None in a report of a step that was interrupted."""
+    """What a complete step took, bytes; None in a report of a step that was interrupted.
+
+    Errors are those of the forecast, per million of what was observed; above zero where it said too much.
+    """
 
     peak_allocated: int
     peak_reserved: int
+    allocated_error_per_million: int
+    reserved_error_per_million: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,7 @@ class Report:
             "decision": None if choice is None else asdict(choice.decision),
             "observed": None if self.observed is None else asdict(self.observed),
             "failure": None if self.failure is None else asdict(self.failure),
-            "reason": self.reason,
+            "reason": None if self.reason is None else without_folders(self.reason),
             "omitted": [],
         }
         return identified(content)
@@ -122,7 +107,7 @@ def identified(content: Mapping[str, Any]) -> dict[str, Any]:
 def bounded(document: Mapping[str, Any], limit: int = LARGEST) -> dict[str, Any]:
     """Return the report within ``limit`` bytes: what is largest and replay needs least goes first, and is listed."""
     found = dict(document)
-    for name in ("cuts", "requests", "terms", "candidates"):
+    for name in ("layouts", "cuts", "requests", "terms", "candidates"):
         if len(canonical(found)) <= limit:
             break
         found = identified(_without(found, name) | {"omitted": [*found["omitted"], name]})
@@ -131,7 +116,10 @@ def bounded(document: Mapping[str, Any], limit: int = LARGEST) -> dict[str, Any]
 
 def _without(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = dict(document)
-    if name == "requests":
+    if name == "layouts":
+        if failure := found["failure"]:
+            found["failure"] = failure | {each: without_layout(failure[each]) for each in ("before", "after")}
+    elif name == "requests":
         found["requests"], found["sharing"] = [], None
     elif name == "cuts":
         found["candidates"] = [each | {"subforwards": []} for each in found["candidates"]]
@@ -143,7 +131,7 @@ def _without(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def projected(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may leave the machine: without slot names, groups, the caller's step and reasons in words.
+    """Return what may leave the machine: without names of slots, groups, files and the caller's step, or reasons.
 
     ``projection_of`` is the id of the original.
     """
@@ -154,9 +142,19 @@ def projected(document: Mapping[str, Any]) -> dict[str, Any]:
     failure = document["failure"]
     content = dict(document) | {
         "requests": [[*row[:2], names[row[2]], row[3], labels[row[4]], *row[5:]] for row in document["requests"]],
-        "failure": None if failure is None else failure | {"slot": names.get(failure["slot"])},
+        "failure": None if failure is None else failure | _anonymous(failure, names),
         "caller_step": None,
         "reason": None,
         "projection_of": document["id"],
     }
     return identified(content)
+
+
+def _anonymous(failure: Mapping[str, Any], slots: Mapping[str, str]) -> dict[str, Any]:
+    generated = [{"size": each["size"], "sha256": each["sha256"]} for each in failure["generated"]]
+    return {"slot": slots.get(failure["slot"]), "generated": generated}
+
+
+def without_folders(text: str) -> str:
+    """Return a text with every absolute path in it cut down to its last part."""
+    return _FOLDERS.sub("", text)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.planner import Choice
-from trainer_rank.devices.protocol import Device, Sighting
+from trainer_rank.devices.protocol import Device
 from trainer_rank.events import Announcer
+from trainer_rank.microbatch import Admitted
 from trainer_rank.outofmemory import FailureKind, failure_kind, forget_frames
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
-from trainer_rank.reports.report import Failure, Observed, Report, ReportKind
+from trainer_rank.reports.failure import Failure, Peaks, Revision, describe_failure, failing_subforward
+from trainer_rank.reports.report import Observed, Report, ReportKind
 from trainer_rank.reports.spool import Spool
+from trainer_rank.reports.watch import Place, Watch
 from trainer_rank.requests import RequestShape
 
-_SUBFORWARD = re.compile(r"(?:forward|backward)/subforward/(\d+)")
+MILLION = 1_000_000
 
 
 class Witness:
     """Writes reports into ``spool`` and announces them as ``report`` events.
 
-    ``slot_steps`` answers how many optimizer steps a slot has had: the revision of its adapter. ``caller_step`` is
-    whatever the caller calls the present step.
+    ``revision`` answers what a slot's adapter is. ``caller_step`` is whatever the caller calls the present step.
     """
 
     def __init__(
@@ -33,80 +34,107 @@ class Witness:
         policy: Policy,
         announcer: Announcer,
         spool: Spool | None,
-        slot_steps: Callable[[str], int],
+        revision: Callable[[str], Revision],
     ) -> None:
         self._device = device
         self._policy = policy
         self._announcer = announcer
         self._spool = spool
-        self._slot_steps = slot_steps
+        self._revision = revision
+        self._place = Place(device)
+        self._caller: tuple[Admitted, Watch] | None = None
         self.caller_step: str | None = None
+
+    def begin(self, stage: str) -> None:
+        """Note that a stage of the running plan begins, and tell the observers."""
+        self._place.begin(stage)
+        self._announcer.stage(stage)
 
     def refused(
         self, step: int, choice: Choice, unit: Sequence[RequestShape], prefixes: Prefixes | None, oversize: bool
     ) -> None:
         """Report a decision that admitted nothing."""
-        reason = choice.decision.reason
-        self._write(ReportKind.REFUSAL, step, choice, tuple(unit), oversize, reason=reason, prefixes=prefixes)
+        kind, reason = ReportKind.REFUSAL, choice.decision.reason
+        self._write(lambda: self._report(kind, step, choice, tuple(unit), oversize, reason=reason, prefixes=prefixes))
 
     def planning_failed(self, step: int, unit: Sequence[RequestShape], oversize: bool, error: BaseException) -> None:
         """Report that planning itself failed."""
-        self._write(ReportKind.PLANNING_ERROR, step, None, tuple(unit), oversize, reason=str(error))
+        kind = ReportKind.PLANNING_ERROR
+        self._write(lambda: self._report(kind, step, None, tuple(unit), oversize, reason=str(error)))
 
-    def observed(self, step: int, choice: Choice) -> None:
+    def observed(self, admitted: Admitted) -> None:
         """Report a complete step whose peaks were further from the forecast than the policy's threshold."""
-        demand = choice.demand
-        observed = Observed(self._device.peak_allocated(), self._device.peak_reserved())
-        if demand is None or demand.peak_allocated is None:
+        demand = admitted.choice.demand
+        if demand is None or demand.peak_allocated is None or demand.peak_reserved is None:
             return
-        error = abs(demand.peak_allocated - observed.peak_allocated) * 100
-        if error > self._policy.report_error_percent * max(1, observed.peak_allocated):
-            self._write(ReportKind.MISS, step, choice, _shapes(choice), _oversized(choice), observed=observed)
+        allocated, reserved = self._device.peak_allocated(), self._device.peak_reserved()
+        errors = _per_million(demand.peak_allocated, allocated), _per_million(demand.peak_reserved, reserved)
+        if max(map(abs, errors)) > self._policy.report_error_percent * (MILLION // 100):
+            seen = Observed(allocated, reserved, *errors)
+            self._write(lambda: self._executed(ReportKind.MISS, admitted, observed=seen))
 
     @contextmanager
-    def during(self, step: int, choice: Choice) -> Iterator[None]:
+    def during(self, admitted: Admitted) -> Iterator[None]:
         """Watch an execution. A failure is classified, reported, noted on the error, stripped of tensors, raised."""
-        sightings: list[Sighting] = []
-        before = self._device.out_of_memory_count()
+        self.take_back()
+        watch = Watch(self._device, self._place, self._fail)
         try:
-            with self._device.watch_out_of_memory(sightings.append):
+            with watch:
                 yield
-        except Exception as error:
-            failure = self._failure(error, choice, sightings, self._device.out_of_memory_count() - before)
-            out_of_memory = failure.kind != FailureKind.OTHER
-            kind = ReportKind.OUT_OF_MEMORY if out_of_memory else ReportKind.FAILURE
-            report = self._write(kind, step, choice, _shapes(choice), _oversized(choice), failure=failure)
-            error.add_note(
-                f"micro-batch {step} failed in {failure.stage} ({failure.kind}), requests {list(failure.requests)}, "
-                f"report {report or 'not kept'}"
-            )
-            forget_frames(error)
+        except BaseException as error:
+            kind = failure_kind(error, watch.counted)
+            if kind is not FailureKind.OTHER or isinstance(error, Exception):
+                self._failed(admitted, watch, kind, error)
             raise
 
-    def _failure(self, error: Exception, choice: Choice, sightings: Sequence[Sighting], counted: int) -> Failure:
-        found = _SUBFORWARD.fullmatch(self._announcer.last_stage)
-        number = None if found is None else int(found.group(1))
+    def hand_over(self, admitted: Admitted) -> None:
+        """Watch what the caller does with the outputs: its failures do not come this way, but its memory does."""
+        self._caller = admitted, Watch(self._device, self._place, self._fail).__enter__()
+
+    def take_back(self, error: BaseException | None = None) -> None:
+        """End the watch on the caller, and report a memory failure there; ``error`` is what ended it, if known."""
+        if self._caller is None:
+            return
+        (admitted, watch), self._caller = self._caller, None
+        watch.__exit__(None, None, None)
+        if watch.counted or watch.scenes:
+            kind = failure_kind(error or RuntimeError(), watch.counted)
+            self._write(lambda: self._failure_report(admitted, watch, kind, error))
+
+    def _failed(self, admitted: Admitted, watch: Watch, kind: FailureKind, error: BaseException) -> None:
+        identity = self._write(lambda: self._failure_report(admitted, watch, kind, error))
+        assert admitted.choice.plan is not None
+        where = watch.scenes[-1] if watch.scenes else self._place
+        _, subforward = failing_subforward(admitted.choice.plan, where.stage) or (None, None)
+        error.add_note(
+            f"micro-batch {admitted.step} failed in {where.stage}{f' at {where.part}' if where.part else ''} ({kind}), "
+            f"requests {list(subforward.indices) if subforward else []}, report {identity or 'not kept'}"
+        )
+        forget_frames(error)
+
+    def _failure_report(
+        self, admitted: Admitted, watch: Watch, kind: FailureKind, error: BaseException | None
+    ) -> Report:
+        assert admitted.choice.plan is not None
+        peaks = Peaks(self._device.peak_allocated(), self._device.peak_reserved())
+        plan, forecaster = admitted.choice.plan, admitted.forecaster
+        failure = describe_failure(kind, error, plan, forecaster, watch, self._revision, peaks)
+        reported = ReportKind.FAILURE if kind is FailureKind.OTHER else ReportKind.OUT_OF_MEMORY
+        return self._executed(reported, admitted, failure=failure)
+
+    def _executed(
+        self, kind: ReportKind, admitted: Admitted, *, observed: Observed | None = None, failure: Failure | None = None
+    ) -> Report:
+        step, choice, _ = admitted
         assert choice.plan is not None
-        subforward = None if number is None else choice.plan.subforwards[number]
-        sighting = sightings[-1] if sightings else None
-        return Failure(
-            kind=failure_kind(error, counted).value,
-            type=type(error).__name__,
-            stage=self._announcer.last_stage,
-            subforward=number,
-            requests=() if subforward is None else subforward.indices,
-            slot=None if subforward is None else subforward.key.slot,
-            slot_steps=None if subforward is None else self._slot_steps(subforward.key.slot),
-            sampled_before_unwinding=sighting is not None,
-            asked=None if sighting is None else sighting.asked,
-            free=None if sighting is None else sighting.free,
-            allocated=None if sighting is None else sighting.allocated,
-            reserved=None if sighting is None else sighting.reserved,
-            partial_peak_allocated=self._device.peak_allocated(),
-            partial_peak_reserved=self._device.peak_reserved(),
+        shapes = [shape for subforward in choice.plan.subforwards for shape in subforward.requests]
+        ordered = tuple(sorted(shapes, key=lambda shape: shape.index))
+        oversized, prefixes = choice.decision.outcome is Outcome.ADMITTED_OVERSIZED, choice.plan.subforwards[0].prefixes
+        return self._report(
+            kind, step, choice, ordered, oversized, observed=observed, failure=failure, prefixes=prefixes
         )
 
-    def _write(
+    def _report(
         self,
         kind: ReportKind,
         step: int,
@@ -118,26 +146,24 @@ class Witness:
         failure: Failure | None = None,
         reason: str | None = None,
         prefixes: Prefixes | None = None,
-    ) -> str | None:
-        if prefixes is None and choice is not None and choice.plan is not None:
-            prefixes = choice.plan.subforwards[0].prefixes
-        report = Report(
+    ) -> Report:
+        return Report(
             kind, step, self.caller_step, self._policy, requests, choice, oversize, observed, failure, reason, prefixes
         )
+
+    def _write(self, make: Callable[[], Report]) -> str | None:
         try:
+            report = make()
             identity = None if self._spool is None else self._spool.write(report.document())
-        except (OSError, ValueError, TypeError):
-            self._announcer.failures += 1
+        except Exception:  # whatever keeps a report from being written, training goes on as without one
+            self._fail()
             return None
-        self._announcer.event("report", kind=kind.value, step=step, id=identity)
+        self._announcer.event("report", kind=report.kind.value, step=report.step, id=identity)
         return identity
 
-
-def _shapes(choice: Choice) -> tuple[RequestShape, ...]:
-    assert choice.plan is not None
-    found = [shape for subforward in choice.plan.subforwards for shape in subforward.requests]
-    return tuple(sorted(found, key=lambda shape: shape.index))
+    def _fail(self) -> None:
+        self._announcer.failures += 1
 
 
-def _oversized(choice: Choice) -> bool:
-    return choice.decision.outcome is Outcome.ADMITTED_OVERSIZED
+def _per_million(forecast: int, observed: int) -> int:
+    return (forecast - observed) * MILLION // max(1, observed)
