@@ -98,10 +98,16 @@ class PlanForecaster:
             if recorded is None:
                 return self._unknown(f"subforward {number}: no probe of {key}")
             host += recorded.host_per_token * subforward.packed_tokens
-        found = forecast_plan(self._passes(plan), turns(plan), self.sample.snapshot)
+        order = turns(plan)
+        callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
+        held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
+        found = forecast_plan(self._passes(plan), order, self.sample.snapshot, held=held)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
-        return self._weighed(found, sum(each.logical_tokens for each in plan.subforwards), host)
+        return self._weighed(found, sum(held.values()), host)
+
+    def _caller(self, subforward: Subforward) -> int:
+        return subforward.logical_tokens * self._policy.caller_bytes_per_token
 
     def locate(self, plan: Plan, stage: str, position: int, same: Callable[[int], bool]) -> TapeEvent | None:
         """Return the tapes' event nearest to allocation number ``position`` of a stage of a plan's execution, from 0.
@@ -123,21 +129,20 @@ class PlanForecaster:
     def _unknown(self, *uncovered: str) -> Demand:
         return Demand(self.sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)
 
-    def _weighed(self, found: Forecast, tokens: int, host: int) -> Demand:
+    def _weighed(self, found: Forecast, caller: int, host: int) -> Demand:
         expected, bound, memory = found.expected, found.bound, self.sample.memory
         assert expected is not None and bound is not None
         allocated, reserved = self.sample.snapshot.allocated, self.sample.snapshot.reserved
         retained = max((each.left for each in found.turns if each.turn.phase == FORWARD), default=allocated)
-        caller = tokens * self._policy.caller_bytes_per_token
-        required = bound.reserved - reserved + caller
+        required = bound.reserved - reserved
         return Demand(
             sample=self.sample.ordinal,
             coverage=Coverage(found.status.value),
             required=required,
             peak_allocated=expected.allocated,
             peak_reserved=expected.reserved,
-            bound_allocated=bound.allocated + caller,
-            bound_reserved=bound.reserved + caller,
+            bound_allocated=bound.allocated,
+            bound_reserved=bound.reserved,
             bound_device_used=memory.total - memory.free + required,
             peak_stage=found.stage,
             host=host,

@@ -217,7 +217,7 @@ def test_a_refusal_names_shortfall_largest_term_and_two_remedies(bench: Callable
 
 
 def test_previous_outputs_are_released_before_the_next_admission_unless_held(bench: Callable[..., _Bench]) -> None:
-    found = bench(room=70 << 20, **WIDE)
+    found = bench(room=50 << 20, **WIDE)
     requests = _requests([300] * 6, group=None)
     iterator = found.rank.forward_micro_batches(requests)
     first = next(iterator)
@@ -310,7 +310,7 @@ def test_a_failing_observer_changes_nothing(bench: Callable[..., _Bench]) -> Non
 
 def test_passes_that_keep_graphs_elsewhere_are_probed_only_when_needed(bench: Callable[..., _Bench]) -> None:
     ladder = ("whole", "split", "host-held", "rerun")
-    roomy, tight = bench(ladder=ladder, **WIDE), bench(ladder=ladder, room=51 << 20, **WIDE)
+    roomy, tight = bench(ladder=ladder, **WIDE), bench(ladder=ladder, room=30 << 20, **WIDE)
     requests = _requests([300] * 12)
     roomy.train(requests)
     assert {event["retention"] for event in roomy.of("probe")} == {"device"}

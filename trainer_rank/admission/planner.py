@@ -9,7 +9,6 @@ from typing import Protocol
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
 from trainer_rank.admission.ladder import Plan, Rung, Whole
-from trainer_rank.allocator.rules import LARGE_SEGMENT
 from trainer_rank.packing import Subforward, slot_groups
 from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
@@ -66,11 +65,11 @@ def choose(
 
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
     the rungs are tried on it alone, the cheapest first, or in the ladder's own order when not ``by_cost``.
-    ``explain``: search every rung and then for a remedy when nothing fits; otherwise a budget that cannot hold the
-    smallest segment that a forecast's bound leaves room for is refused after one look. ``prefixes``: what the requests
+    ``explain``: search every rung and then for a remedy when nothing fits; otherwise a budget below zero is refused
+    after one look, as no forecast is. ``prefixes``: what the requests
     share, packed once.
     """
-    if not explain and budget.available is not None and budget.available < LARGE_SEGMENT:
+    if not explain and budget.available is not None and budget.available < 0:
         plans = _plans(slot_groups(units[0], prefixes), rungs[:1], forecaster, by_cost)[:1]
         return _climb(plans, forecaster, budget, False)
     whole = any(isinstance(rung, Whole) for rung in rungs)

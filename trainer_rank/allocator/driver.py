@@ -82,8 +82,10 @@ class ModelledDriver:
         """Return free, total and this process's bytes."""
         return DriverFigures(self.free, self.total, self.outside + self.held)
 
-    def copy(self) -> ModelledDriver:
-        """Return an independent driver in the same state."""
+    def copy(self, *, upward: bool = False) -> ModelledDriver:
+        """Return an independent driver in the same state; ``upward``: its new segments lie above all others."""
         twin = ModelledDriver.__new__(ModelledDriver)
         twin.__dict__.update(self.__dict__)
+        if upward:
+            twin._lowest = 0
         return twin

@@ -87,7 +87,8 @@ class ComposedForecaster:
         except TapeError as error:
             return unknown((str(error),))
         floor = max(top for _, top in _tops(outlines))
-        floor += margins(floor, floor, self._extrapolated(plan)).reserved
+        extrapolated = self._extrapolated(plan)
+        floor += margins(floor, floor, extrapolated, exact=not extrapolated).reserved
         caller = self._caller * sum(plan.packed_tokens)
         if floor + caller > self._available:
             return self._floored(floor, caller)

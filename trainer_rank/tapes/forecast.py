@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from trainer_rank.allocator.model import CachingAllocator
-from trainer_rank.allocator.rules import LARGE_SEGMENT
+from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_LIMIT, round_size, segment_size
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
@@ -49,9 +50,10 @@ class TurnPeaks(NamedTuple):
 class Forecast:
     """What a plan will take. ``expected`` and ``bound`` are None exactly when ``status`` is unknown.
 
-    ``bound`` holds every rule and path that the recordings allow, and a margin. Allocated memory peaks in ``stage`` of
-    pass ``number``. ``streams`` are (stream, bytes reserved for it in the end) where there are several: a block freed
-    on one never serves another. ``uncovered`` names what no recording covers; ``notes`` what widens the bound.
+    ``bound`` holds every rule and path that the recordings allow, what a caller may hold besides, and a margin where
+    the recordings leave a size open. Allocated memory peaks in ``stage`` of pass ``number``. ``streams`` are (stream,
+    bytes reserved for it in the end) where there are several: a block freed on one never serves another. ``uncovered``
+    names what no recording covers; ``notes`` what widens the bound.
     """
 
     status: Status
@@ -105,16 +107,18 @@ def forecast_plan(
     snapshot: Snapshot,
     *,
     outside: int | None = None,
+    held: Mapping[int, int] = MappingProxyType({}),
 ) -> Forecast:
     """Forecast a plan of several passes whose phases run in the order of ``turns``, from ``snapshot``.
 
+    ``held``: bytes by turn that the caller may allocate besides at the turn's end, and keep to the end of the plan.
     Raises InvalidInputError when a turn names a phase that the tape does not have.
     """
     choices = [_choice(Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
     if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot)
+    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot, tuple(sorted(held.items())))
     if outside is None or made.expected is None or made.bound is None:
         return made
     expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
@@ -147,15 +151,24 @@ def start_of(snapshot: Same[Snapshot]) -> Start:
 
 
 @lru_cache(maxsize=16)
-def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot) -> Forecast:
+def _forecast(
+    chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot, held: tuple[tuple[int, int], ...]
+) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
     start = start_of(Same(snapshot))
     expected = _replay(likely, turns, start)
-    widest = [expected, *_alternatives(choices, likely, turns, start)]
+    widest = [expected, *_alternatives(choices, likely, turns, start, dict(held))]
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
     extrapolated = any(each.extrapolated for each in choices)
-    margin = margins(allocated - start.allocator.allocated, reserved - start.allocator.reserved, extrapolated)
+    callers = sum(segment_size(round_size(size)) for _, size in held)
+    settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
+    margin = margins(
+        allocated - start.allocator.allocated,
+        reserved - start.allocator.reserved,
+        extrapolated,
+        exact=settled and not extrapolated,
+    )
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),
@@ -168,10 +181,13 @@ def _forecast(chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapsho
     )
 
 
-def margins(allocated: int, reserved: int, extrapolated: bool) -> Figures:
-    """Return what the bound adds to a growth of so many bytes: it never shrinks when the growth is larger."""
+def margins(allocated: int, reserved: int, extrapolated: bool, exact: bool = False) -> Figures:
+    """Return what the bound adds to a growth of so many bytes: it never shrinks when the growth is larger.
+
+    ``exact``: the recordings leave at most small blocks open, and the replays agree: what is reserved is what they say.
+    """
     share = 16 if extrapolated else 64
-    return Figures(allocated // (4 * share), reserved // share + LARGE_SEGMENT, None)
+    return Figures(allocated // (4 * share), 0 if exact else reserved // share + LARGE_SEGMENT, None)
 
 
 class _Replayed(NamedTuple):
@@ -188,13 +204,14 @@ def _alternatives(
     likely: Sequence[Sized],
     turns: tuple[Turn, ...],
     start: Start,
+    held: Mapping[int, int],
 ) -> Iterator[_Replayed]:
-    """Replay what else the recordings allow, with ancestors taken in the other order; nothing where nothing differs."""
+    """Replay what else may happen: the largest sizes and the other path that recordings allow, blocks of one size taken
+    in another order, and what the caller may hold."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
     other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
     for each in [upper] if other == upper else [upper, other]:
-        if each != list(likely) or each[0].ancestors:
-            yield _replay(each, turns, start, lowest=True)
+        yield _replay(each, turns, start, otherwise=True, held=held)
 
 
 class Prepared(NamedTuple):
@@ -207,14 +224,14 @@ class Prepared(NamedTuple):
     streams: dict[int, int]
 
 
-def prepared(passes: Sequence[Sized], turns: tuple[Turn, ...], start: Start, *, lowest: bool = False) -> Prepared:
+def prepared(passes: Sequence[Sized], turns: tuple[Turn, ...], start: Start, *, otherwise: bool = False) -> Prepared:
     """Compose the passes, on a copy of the start, with a block for each ancestor."""
     score = _score(tuple((Same(each.tape), Same(each.path)) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
-    found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=lowest)
+    found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=otherwise)
     ancestors = [NOBODY if address is None else start.blocks[address] for address in reversed(found)]
     handles = [NOBODY] * len(sizes) + ancestors
-    return Prepared(score, copied(start.allocator), sizes, handles, streams_of(start.snapshot))
+    return Prepared(score, copied(start.allocator, upward=otherwise), sizes, handles, streams_of(start.snapshot))
 
 
 def _replay(
@@ -222,15 +239,20 @@ def _replay(
     turns: tuple[Turn, ...],
     start: Start,
     *,
-    lowest: bool = False,
+    otherwise: bool = False,
+    held: Mapping[int, int] = MappingProxyType({}),
 ) -> _Replayed:
-    score, allocator, sizes, handles, streams = prepared(passes, turns, start, lowest=lowest)
+    score, allocator, sizes, handles, streams = prepared(passes, turns, start, otherwise=otherwise)
     high, top, peak, done = allocator.allocated, allocator.reserved, -1, []
-    for turn, first, end in zip(turns, score.starts, [*score.starts[1:], len(score.operations)], strict=True):
+    ends = [*score.starts[1:], len(score.operations)]
+    for index, (turn, first, end) in enumerate(zip(turns, score.starts, ends, strict=True)):
         peaks = simulate(allocator, islice(score.operations, first, end), sizes, handles, streams)
+        if held.get(index):
+            allocator.malloc(held[index])
         if peaks.allocated.size > high:
             high, peak = peaks.allocated.size, first + peaks.allocated.operation
-        top = max(top, peaks.reserved.size)
+        high = max(high, allocator.allocated)
+        top = max(top, peaks.reserved.size, allocator.reserved)
         done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
     number, operation = score.places[peak] if peak >= 0 else (None, -1)
     stage = "start" if number is None else stage_of(passes[number].path, operation)

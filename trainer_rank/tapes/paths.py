@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log
 
+from trainer_rank.allocator.rules import round_size
 from trainer_rank.errors import TapeError
-from trainer_rank.features import ADAPTER_BYTES, FEATURES, PACKED_TOKENS, SEQUENCES
+from trainer_rank.features import ADAPTER_BYTES, FEATURES, LARGEST, PACKED_TOKENS, SEQUENCES
 from trainer_rank.tapes.compose import PlannedPass, Sized
 from trainer_rank.tapes.counts import LAYER, counted
 from trainer_rank.tapes.explain import Grounds
@@ -27,12 +28,15 @@ class Choice:
 
     ``expected`` is the likely path with the simplest sizes, ``upper`` the same with the largest that the recordings
     allow, ``other`` another path that may be taken instead, at its largest. All None when something is uncovered.
+    ``open_block``: the largest block, in bytes, of an allocation whose size the recordings leave open; 0 when none is,
+    ``LARGEST`` when the path itself is.
     """
 
     expected: Sized | None
     upper: Sized | None = None
     other: Sized | None = None
     extrapolated: bool = False
+    open_block: int = LARGEST
     uncovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -58,6 +62,7 @@ def choose(planned: PlannedPass) -> Choice:
         upper if isinstance(upper, Sized) else None,
         other if isinstance(other, Sized) else None,
         bool(outside),
+        _open_block(expected, upper) if len(paths) == 1 and isinstance(upper, Sized) else LARGEST,
         notes=(*outside, *_unsure(tape, paths, expected)),
     )
 
@@ -169,6 +174,20 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
         if known and value is not None and not min(known) <= value <= max(known):
             notes.append(f"{name} {value} lies outside the probes ({min(known)} to {max(known)})")
     return notes
+
+
+def _open_block(expected: Sized, upper: Sized) -> int:
+    """Return the largest block among those that too few probes explain, or whose size other rules make larger."""
+    explanations, path = expected.tape.explanations, expected.path
+    subjects = (
+        *zip(path.allocations, expected.sizes, upper.sizes, strict=True),
+        *zip(path.ancestors, expected.ancestors, upper.ancestors, strict=True),
+    )
+    blocks = ((k, round_size(low), round_size(high)) for k, low, high in set(subjects))
+    return max(
+        (max(low, high) for k, low, high in blocks if low != high or explanations[k].grounds is not Grounds.CHECKED),
+        default=0,
+    )
 
 
 def _unsure(tape: Tape, paths: Sequence[Path], expected: Sized) -> list[str]:

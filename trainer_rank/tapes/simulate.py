@@ -34,11 +34,14 @@ def unlimited(snapshot: Snapshot) -> CachingAllocator:
     return CachingAllocator(ModelledDriver(LARGEST * 8, snapshot=snapshot), snapshot)
 
 
-def copied(allocator: CachingAllocator) -> CachingAllocator:
-    """Return an independent allocator in the same state, on a copy of its modelled driver."""
+def copied(allocator: CachingAllocator, *, upward: bool = False) -> CachingAllocator:
+    """Return an independent allocator in the same state, on a copy of its modelled driver.
+
+    ``upward``: new segments lie above all others instead of below: blocks of one size are then taken in another order.
+    """
     driver = allocator.driver
     assert isinstance(driver, ModelledDriver)
-    return allocator.copy(driver.copy())
+    return allocator.copy(driver.copy(upward=upward))
 
 
 def streams_of(snapshot: Snapshot) -> dict[int, int]:
