@@ -251,7 +251,8 @@ class TrainerRank:
     def save_checkpoint(self, path: Path, custom: Mapping[str, torch.Tensor] | None = None) -> str:
         """Publish all slots, optimizer states and generators at ``path`` as one group; returns the manifest's SHA-256.
 
-        ``custom``: host tensors of the caller's own that belong to this state, such as its place in the data. Raises CheckpointError when gradients wait for their step, or the group cannot be written.
+        ``custom``: host tensors of the caller's own that belong to this state, such as its place in the data. Raises
+        CheckpointError when gradients wait for their step, or the group cannot be written.
         """
         self._require_open()
         self._require_whole()
