@@ -3,8 +3,10 @@
 Only one figure is given: what lies outside the allocator now (physical minus reserved, other processes included). A
 phase's size is the largest growth seen while it ran. When the reading falls between two looks, some library gave memory
 back (a communicator torn down, a handle destroyed) and will want it again: that is due until it is back, or until every
-known phase has run without taking anything, which shows that it was somebody else's. A fall that somebody else's growth
-hides between the same two looks is not seen: whoever tears libraries down can say so.
+known phase has run without taking anything, which shows that it was somebody else's. What grew while no phase ran is
+somebody else's too, a neighbour's on the card: a fall up to as much is the neighbour leaving. A fall of libraries that a
+neighbour's growth hides, between the same two looks or because that came before, is not seen: whoever tears libraries
+down can say so.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Libraries:
         self._expected = dict(expected)
         self._sizes: dict[str, int] = {}
         self._outside: int | None = None
+        self._neighbours = 0
         self._returned = 0
         self._quiet: set[str] = set()
 
@@ -56,8 +59,10 @@ class Libraries:
         self._returned, self._quiet = sum(self._sizes.values()), set()
 
     def _look(self, outside: int) -> None:
-        fallen = 0 if self._outside is None else max(0, self._outside - outside)
-        if fallen:
+        change = 0 if self._outside is None else outside - self._outside
+        if change < 0:
             self._quiet = set()
-        self._returned = min(sum(self._sizes.values()), self._returned + fallen)
+            fallen = max(0, -change - self._neighbours)
+            self._returned = min(sum(self._sizes.values()), self._returned + fallen)
+        self._neighbours = max(0, self._neighbours + change)
         self._outside = outside

@@ -58,6 +58,15 @@ def test_growth_of_others_hides_nothing_that_was_seen_or_said() -> None:
     assert due(libraries, 20_000) == {"libraries again": 8}
 
 
+def test_a_neighbour_that_comes_and_goes_leaves_the_claims_as_they_were() -> None:
+    libraries = Libraries({})
+    libraries.ran(FORWARD, 100, 160)
+    assert due(libraries, 1160) == {}
+    libraries.ran(BACKWARD, 1160, 1170)
+    assert due(libraries, 170) == {}, "the neighbour left; no library gave anything back"
+    assert due(libraries, 140) == {"libraries again": 30}, "what falls beyond the neighbour's share is a library's"
+
+
 readings = st.integers(0, 1000)
 
 
