@@ -4,8 +4,8 @@ Only one figure is given: what lies outside the allocator now (physical minus re
 phase's size is the largest growth seen while it ran. When the reading falls between two looks, some library gave memory
 back (a communicator torn down, a handle destroyed) and will want it again: that is due until it is back, or until every
 known phase has run without taking anything, which shows that it was somebody else's. What grew while no phase ran is
-somebody else's too, a neighbour's on the card: a fall up to as much is the neighbour leaving. A fall of libraries that a
-neighbour's growth hides, between the same two looks or because that came before, is not seen: whoever tears libraries
+somebody else's too, a neighbour's on the card: a fall up to as much is the neighbour leaving. A fall of libraries that
+a neighbour's growth hides, between the same two looks or because that came before, is not seen: whoever tears libraries
 down can say so.
 """
 
