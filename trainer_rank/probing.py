@@ -53,7 +53,8 @@ class _Probe(NamedTuple):
 class Probes:
     """Records each kind of pass when it is first needed; forecasts plans from what was recorded.
 
-    ``learning`` watches what libraries take in a phase; ``tapes`` are recordings of an earlier process.
+    ``learning`` watches what libraries take in a phase; ``tapes`` are recordings of an earlier process. ``everyone``
+    says whether all ranks say yes: ranks that divide a batch among them probe together or not at all.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Probes:
         announcer: Announcer,
         learning: Callable[[str], AbstractContextManager[None]],
         tapes: Mapping[PassKey, Recorded],
+        everyone: Callable[[bool], bool] = bool,
     ) -> None:
+        self.everyone = everyone
         self._model = model
         self._policy = policy
         self._announcer = announcer
@@ -113,7 +116,8 @@ class Probes:
             required = forecaster.demand(self._plan(key, retained, lengths)).required
             return available is not None and required is not None and required <= available
 
-        return [lengths for lengths in self._policy.probe_lengths if all(fits(key, lengths) for key in kinds)]
+        shapes = self._policy.probe_lengths
+        return [lengths for lengths in shapes if self.everyone(all(fits(key, lengths) for key in kinds))]
 
     def prepare(self, missing: Mapping[PassKey, GroupKey], shapes: Sequence[Lengths] | None = None) -> None:
         """Record these kinds of pass at the policy's shapes, or at some of them; three are needed.
@@ -149,7 +153,7 @@ class Probes:
         probes: list[_Probe] = []
         with untouched(self._model.device.torch_device), self._kept_gradients(key.slot):
             for lengths in sorted(shapes[:-1], key=sum) + list(shapes[-1:]):
-                if not probes or self._fits(key, pass_key, probes, lengths):
+                if self.everyone(not probes or self._fits(key, pass_key, probes, lengths)):
                     probes.append(self._run(self._plan(key, pass_key, lengths)))
         if len(probes) < LEAST_PROBES:
             free = self._model.device.memory_info().free
@@ -192,7 +196,7 @@ class Probes:
             device.synchronize()
             taken.append((perf_counter_ns() - begun, held, device.peak_allocated() - before))
 
-        steady = record_steady(device, run)
+        steady = record_steady(device, run, agree=self.everyone)
         features = dict(self._features(plan.subforwards[0])) | {"layers": self._model.geometry.layers}
         trace = steady.trace
         trace = replace(trace, features=features, marks=in_phases(trace.marks), source=_named(plan))

@@ -31,6 +31,7 @@ from trainer_rank.rank_tapes import RankTapes, load_rank_tapes, save_rank_tapes
 from trainer_rank.release.distributed import exchange
 from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
+from trainer_rank.replicas import Replicas
 from trainer_rank.reports.failure import Revision
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.witness import Witness
@@ -51,7 +52,8 @@ class TrainerRank:
 
     ``on_event`` is told, as a plain mapping, of probes, of every forecast before its forward begins, and of what was
     observed; ``on_stage`` of every stage as it begins; ``spool`` keeps planner reports. None of them changes training.
-    With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan. ``tapes``: a
+    With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan. Those of a
+    context-parallel model start from the first one's adapters and sum their gradients before they step. ``tapes``: a
     file or a folder that :meth:`save_tapes` wrote; what it holds is not probed again. Raises TapeError when it was
     recorded on anything else.
     """
@@ -72,12 +74,15 @@ class TrainerRank:
         self._device = model.device
         self._policy = policy
         self._announcer = Announcer(on_event, on_stage)
+        self._replicas = Replicas(model)
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
         vote = None if agreement is None else partial(exchange, group=agreement.group)
         known = RankTapes({}) if tapes is None else load_rank_tapes(tapes, model)
         self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
-        self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded)
+        together = agreement is not None and model.context_group is not None
+        everyone = agreement.everyone if agreement is not None and together else bool
+        self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded, everyone)
         self._sampler = Sampler(self._device, policy, self._probes, self._headroom, agreement)
         self._witness = Witness(self._device, policy, self._announcer, spool, self._revision)
         self._trained: set[str] = set()
@@ -242,11 +247,25 @@ class TrainerRank:
         self._require_open()
         self._require_whole()
         with self._device.activate():
+            self._sum_gradients()
             reports = {slot: SlotReport(0, self._optimizers[slot].step()) for slot in sorted(self._trained)}
         self._trained.clear()
         return {
             slot: SlotReport(self._optimizers[slot].steps, report.gradient_norm) for slot, report in reports.items()
         }
+
+    def _sum_gradients(self) -> None:
+        if self._replicas.several:
+            with self._headroom.protected(COLLECTIVE, "gradient sum"):
+                self._replicas.sum_gradients(sorted(self._trained))
+
+    def replica_digests(self) -> dict[str, tuple[str, ...]]:
+        """Return for each slot the SHA-256 of its adapter and optimizer state on every rank, in rank order.
+
+        They are equal as long as the ranks are replicas. Every rank must call this; copies the states to the host.
+        """
+        self._require_open()
+        return self._replicas.digests({slot: each.state() for slot, each in self._optimizers.items()})
 
     def save_checkpoint(self, path: Path, custom: Mapping[str, torch.Tensor] | None = None) -> str:
         """Publish all slots, optimizer states and generators at ``path`` as one group; returns the manifest's SHA-256.

@@ -13,8 +13,8 @@ from trainer_rank.admission.planner import Choice, Unit, choose, consider, unfor
 from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.errors import AdmissionRefused
-from trainer_rank.forecasting import PlanForecaster, Sample
-from trainer_rank.hostheld import available_host_memory
+from trainer_rank.forecasting import PassKey, PlanForecaster, Sample
+from trainer_rank.hostmemory import available_host_memory
 from trainer_rank.packing import GroupKey, sharing_groups
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
@@ -59,13 +59,13 @@ class Sampler:
         """
         keys = {GroupKey(each.slot, each.gradients, each.hidden) for unit in pending for each in unit}
         self._prefixes, self._trains = prefixes, any(key.gradients for key in keys)
-        self._sharing = sharing_groups(pending, prefixes)
         if not self._policy.forecasts:
             self._optimizer_bytes = prepare()
             return unforecast(pending, self._budget()[0], self._policy.name, prefixes)
 
         def propose() -> Choice:
             self._optimizer_bytes = prepare()
+            self._sharing = sharing_groups(pending, prefixes)
             self._record(keys, self._near)
             return self._alone(pending, keys, oversize)
 
@@ -98,14 +98,17 @@ class Sampler:
         self, keys: Collection[GroupKey], rungs: Sequence[Rung], shapes: Sequence[Lengths] | None = None
     ) -> bool:
         """Record the kinds of pass that these rungs make of groups with these keys; says whether any was missing."""
-        unknown = any(claim.size is None for claim in self._headroom.claims())
-        retentions = dict.fromkeys(rung.retention for rung in rungs)
-        missing = self._probes.missing(keys, retentions, again=unknown, sharing=self._sharing)
+        missing = self._missing(keys, rungs)
         if missing:
             self._headroom.make_room("probes")
             self._require_libraries(BACKWARD if self._trains else FORWARD)
             self._probes.prepare(missing, shapes)
         return bool(missing)
+
+    def _missing(self, keys: Collection[GroupKey], rungs: Sequence[Rung]) -> dict[PassKey, GroupKey]:
+        unknown = any(claim.size is None for claim in self._headroom.claims())
+        retentions = dict.fromkeys(rung.retention for rung in rungs)
+        return self._probes.missing(keys, retentions, again=unknown, sharing=self._sharing)
 
     def _require_libraries(self, phase: str) -> None:
         """Refuse to probe where what libraries will take in the phase is not free: it would fail inside a library."""
@@ -119,8 +122,10 @@ class Sampler:
                 f"{needed - free} B too few with the reserve; free at least that, or lower the claims by it"
             )
 
-    def _record_far(self, keys: Collection[GroupKey], budget: Budget, sample: Sample) -> bool:
-        """Record what keeps graphs elsewhere, at the shapes that fit now."""
+    def _record_far(self, keys: Collection[GroupKey], budget: Budget, sample: Sample, placed: bool) -> bool:
+        """Record what keeps graphs elsewhere, at the shapes that fit now, unless every rank has ``placed`` its work."""
+        if not self._missing(keys, self._rungs) or self._probes.everyone(placed):
+            return False
         shapes = self._probes.affordable(keys, budget, sample)
         return len(shapes) >= LEAST_PROBES and self._record(keys, self._rungs, shapes)
 
@@ -133,7 +138,7 @@ class Sampler:
                 if released:  # milliseconds, where other rungs must be recorded first and then run the forward twice
                     budget, sample = self._budget()
                     choice = self._decide(pending, budget, sample, self._near)
-        if choice.plan is None and self._record_far(keys, budget, sample):
+        if self._record_far(keys, budget, sample, choice.plan is not None):
             budget, sample = self._budget()
         if choice.plan is None:
             choice = self._decide(pending, budget, sample, self._rungs)

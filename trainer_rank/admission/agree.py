@@ -23,6 +23,10 @@ _LOOK_SECONDS = 0.05
 _FAILED = "failed"
 
 
+class _PeerError(PlanningError):
+    """A failure of another rank, which has told all of them."""
+
+
 class Agreement:
     """Makes one decision with all ranks of ``group`` (Gloo); ``store`` is the one that the group was made with.
 
@@ -54,9 +58,22 @@ class Agreement:
         """Make all peers raise PlanningError with this rank's reason, in the vote that they wait in or come to next."""
         self._gather(Vote(Outcome.PLANNING_ERROR, reason=f"{type(error).__name__}: {error}").row())
 
+    def everyone(self, yes: bool) -> bool:
+        """Say whether every rank says yes: for what ranks do together while they plan, such as probes.
+
+        Raises PlanningError when another rank cannot plan.
+        """
+        votes = [Vote.of_row(row) for row in self._gather(Vote(Outcome.ADMITTED, units=int(yes)).row())]
+        for rank, vote in enumerate(votes):
+            if vote.outcome is Outcome.PLANNING_ERROR:
+                raise _PeerError(f"rank {rank}: {vote.reason}")
+        return all(vote.units for vote in votes)
+
     def _vote(self, make: Callable[[], Choice], oversize: bool) -> tuple[Choice, list[Vote]]:
         try:
             found = make()
+        except _PeerError:
+            raise
         except Exception as error:  # whatever kept this rank from planning is told to its peers before it is raised
             self.tell(error)
             raise

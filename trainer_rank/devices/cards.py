@@ -6,7 +6,7 @@ A card is a TOML file in ``trainer_rank/devices/cards``; bytes are integers.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,14 @@ class Card:
         reached = PHASES.index(phase)
         known = self.outside + (self.outside_with_peers if peers else ())
         return max((item.size for item in known if _order(item) <= reached), default=0)
+
+    def among_peers(self) -> Card:
+        """Return the card as a process of a group meets it: communicators are part of what it holds outside."""
+        sources = {each.phase: each.source for each in self.outside + self.outside_with_peers}
+        phases = [phase for phase in PHASES if phase in sources]
+        return replace(
+            self, outside=tuple(Outside(each, self.held_outside(each, peers=True), sources[each]) for each in phases)
+        )
 
 
 def _order(item: Outside) -> int:

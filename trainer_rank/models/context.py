@@ -95,6 +95,7 @@ def by_rank(heads: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
     return torch.cat([each.reshape(rows, ranks, -1, dimension) for each in heads], 2).flatten(1, 2)
 
 
+@torch.no_grad()
 def sum_over_ranks(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
     """Replace each tensor by its sum over the ranks, the same bits on each of them."""
     for tensor in tensors:
@@ -104,6 +105,7 @@ def sum_over_ranks(tensors: Sequence[torch.Tensor], group: distributed.ProcessGr
             tensor.copy_(here)
 
 
+@torch.no_grad()
 def take_over_first(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
     """Replace each tensor by that of the group's first rank."""
     for tensor in tensors:

@@ -44,6 +44,13 @@ def test_what_is_held_outside_grows_from_phase_to_phase() -> None:
     assert all(one <= other for one, other in zip(alone, grouped, strict=True))
 
 
+def test_among_peers_communicators_are_part_of_what_lies_outside() -> None:
+    alone, peers = load_card("h200"), load_card("h200").among_peers()
+    for phase in PHASES:
+        assert peers.held_outside(phase) == alone.held_outside(phase, peers=True)
+    assert peers.held_outside("first_backward") == 2_071_855_104
+
+
 def test_an_unknown_card_or_phase_names_what_there_is() -> None:
     with pytest.raises(InvalidInputError, match="h200, h200-incident"):
         load_card("../h200")
