@@ -6,7 +6,6 @@ asks for it. Copies are queued on the stream that computes: the host never waits
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,10 @@ class _Held(NamedTuple):
 
 
 class HostStore:
-    """Counts what it holds: ``bytes`` of host memory, until the graph that saved them is gone."""
+    """Counts what it holds: ``bytes`` of host memory at most, until the graph that saved them is gone.
+
+    PyTorch takes pinned memory in powers of two, so a tensor may take up to twice its size there.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -37,20 +39,8 @@ class HostStore:
         pinned = tensor.device.type == "cuda"
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
         host.copy_(tensor.detach(), non_blocking=True)
-        self.bytes += size
+        self.bytes += 2 * size if pinned else size
         return _Held(host, tensor.device)
 
     def _unpack(self, held: torch.Tensor | _Held) -> torch.Tensor:
         return held.host.to(held.device, non_blocking=True) if isinstance(held, _Held) else held
-
-
-def available_host_memory() -> int | None:
-    """Return the bytes that new host allocations can have without swapping; None where the system does not say."""
-    try:
-        rows = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for row in rows:
-        if row.startswith("MemAvailable:"):
-            return int(row.split()[1]) * 1024
-    return None
