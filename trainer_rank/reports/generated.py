@@ -8,23 +8,14 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_rank.outofmemory import chain
+from trainer_rank.reports.failure import Generated
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Variables that name the compile caches."""
 MOST = 16
-
-
-@dataclass(frozen=True)
-class Generated:
-    """A generated file: its name inside its cache, bytes, and SHA-256."""
-
-    name: str
-    size: int
-    sha256: str
 
 
 def generated_files(error: BaseException) -> tuple[Generated, ...]:

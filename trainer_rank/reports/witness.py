@@ -13,7 +13,8 @@ from trainer_rank.microbatch import Admitted
 from trainer_rank.outofmemory import FailureKind, failure_kind, forget_frames
 from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
-from trainer_rank.reports.failure import Failure, Peaks, Revision, describe_failure, failing_subforward
+from trainer_rank.reports.diagnosis import Peaks, describe_failure, failing_subforward
+from trainer_rank.reports.failure import Failure, Revision
 from trainer_rank.reports.report import Observed, Report, ReportKind
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.watch import Place, Watch
