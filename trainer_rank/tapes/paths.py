@@ -41,29 +41,44 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Ways:
+    """Paths that a pass may take, the likeliest first, and what is doubtful about them."""
+
+    paths: tuple[Path, ...]
+    doubts: tuple[str, ...]
+
+
+def find_ways(planned: PlannedPass) -> Ways | tuple[str, ...]:
+    """Return the paths of a pass, or the names of what no recording covers."""
+    part, doubts = find_part(planned.tape, planned.context, planned.layers)
+    if part is None:
+        return doubts
+    try:
+        paths = tuple(counted(part, path, planned.features) for path in candidates(part, planned.features))
+    except TapeError as error:
+        return (str(error),)
+    return Ways(paths, (*doubts, *_outside(part, planned.features)))
+
+
 def choose(planned: PlannedPass) -> Choice:
     """Choose paths and sizes for one pass of a plan."""
-    tape, features = planned.tape, planned.features
-    part, doubts = find_part(tape, planned.context, planned.layers)
-    if part is None:
-        return Choice(None, uncovered=doubts)
-    try:
-        paths = [counted(part, path, features) for path in candidates(part, features)]
-    except TapeError as error:
-        return Choice(None, uncovered=(str(error),))
+    tape, features, ways = planned.tape, planned.features, find_ways(planned)
+    if not isinstance(ways, Ways):
+        return Choice(None, uncovered=ways)
+    paths = ways.paths
     expected = size_path(tape, paths[0], features)
     if isinstance(expected, tuple):
         return Choice(None, uncovered=expected)
     upper = size_path(tape, paths[0], features, upper=True)
     other = size_path(tape, paths[1], features, upper=True) if len(paths) > 1 else None
-    outside = [*doubts, *_outside(part, features)]
     return Choice(
         expected,
         upper if isinstance(upper, Sized) else None,
         other if isinstance(other, Sized) else None,
-        bool(outside),
+        bool(ways.doubts),
         _open_block(expected, upper) if len(paths) == 1 and isinstance(upper, Sized) else LARGEST,
-        notes=(*outside, *_unsure(tape, paths, expected)),
+        notes=(*ways.doubts, *_unsure(tape, paths, expected)),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainer_rank.allocator.driver import ModelledDriver
 from trainer_rank.allocator.model import CachingAllocator
+from trainer_rank.allocator.rules import MIB
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.allocator.trace import Event, Trace
 
@@ -70,6 +72,48 @@ def record(steps: Sequence[Step], features: Mapping[str, int], before: Snapshot 
         marks=tuple(marks),
         source=f"program at {dict(features)}",
     )
+
+
+class ScatteredDriver(ModelledDriver):
+    """Hands out segments anywhere, as a real driver may."""
+
+    def __init__(self, draw: random.Random, snapshot: Snapshot) -> None:
+        super().__init__(CARD << 5, snapshot=snapshot)
+        self.draw = draw
+        self.taken = [(each.address, each.address + each.total) for each in snapshot.segments]
+
+    def take(self, size: int) -> int | None:
+        super().take(size)
+        while True:
+            address = self.draw.randrange(1, 1 << 25) * (2 * MIB)
+            if all(address + size <= low or address >= high for low, high in self.taken):
+                self.taken.append((address, address + size))
+                return address
+
+
+def used_before(draw: random.Random) -> Snapshot:
+    """Return a cache cut up by what ran before, with live blocks in it."""
+    allocator = CachingAllocator(ModelledDriver(CARD << 5))
+    ranges = ((1, MIB), (MIB, 10 * MIB), (10 * MIB, 100 * MIB))
+    live = [allocator.malloc(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(60))]
+    draw.shuffle(live)
+    for handle in live[draw.randrange(len(live) + 1) :]:
+        allocator.free(handle)
+    return allocator.snapshot()
+
+
+def run_scattered(
+    steps: Sequence[Step], features: Mapping[str, int], before: Snapshot, draw: random.Random
+) -> CachingAllocator:
+    """Run the program from ``before`` on a driver that puts segments anywhere; return the allocator afterwards."""
+    allocator = CachingAllocator(ScatteredDriver(draw, before), before)
+    live: dict[str, int] = {}
+    for step in steps:
+        if step.birth is not None:
+            live[step.birth] = allocator.malloc(step.size(features), step.stream)
+        elif step.death is not None:
+            allocator.free(live.pop(step.death))
+    return allocator
 
 
 def rows(coefficient: int, constant: int = 0, feature: str = "packed_tokens") -> Size:

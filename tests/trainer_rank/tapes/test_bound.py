@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from bench.native.accuracy import pairs
 from bench.native.report import RECORDINGS as STEPS
 from bench.native.report import lines_of
-from tests.trainer_rank.tapes.programs import Step, layered, mixed, record, rows
-from trainer_rank.allocator.driver import ModelledDriver
-from trainer_rank.allocator.model import CachingAllocator
+from tests.trainer_rank.tapes.programs import Step, layered, mixed, record, rows, run_scattered, used_before
 from trainer_rank.allocator.rules import LARGE_SEGMENT, MIB, SMALL_SEGMENT
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.allocator.trace import load_trace
@@ -28,23 +26,6 @@ from trainer_rank.tapes.shipped import RECORDINGS, load_shipped, shipped_tapes
 SHAPES = (100, 200, 300)
 EMPTY = Snapshot()
 EMPTY_HANDED: Mapping[int, int] = {}
-
-
-class ScatteredDriver(ModelledDriver):
-    """Hands out segments anywhere, as a real driver may."""
-
-    def __init__(self, draw: random.Random, snapshot: Snapshot) -> None:
-        super().__init__(1 << 45, snapshot=snapshot)
-        self.draw = draw
-        self.held_at = [(each.address, each.address + each.total) for each in snapshot.segments]
-
-    def take(self, size: int) -> int | None:
-        super().take(size)
-        while True:
-            address = self.draw.randrange(1, 1 << 25) * (2 * MIB)
-            if all(address + size <= low or address >= high for low, high in self.held_at):
-                self.held_at.append((address, address + size))
-                return address
 
 
 def tape_of(steps: list[Step]) -> Tape:
@@ -60,17 +41,6 @@ def margin(made: Forecast) -> int:
     return made.slack.reserved
 
 
-def used_before(draw: random.Random) -> Snapshot:
-    """Return a cache cut up by what ran before, with live blocks in it."""
-    allocator = CachingAllocator(ModelledDriver(1 << 45))
-    ranges = ((1, MIB), (MIB, 10 * MIB), (10 * MIB, 100 * MIB))
-    live = [allocator.malloc(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(60))]
-    draw.shuffle(live)
-    for handle in live[draw.randrange(len(live) + 1) :]:
-        allocator.free(handle)
-    return allocator.snapshot()
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_where_every_size_is_settled_the_bound_is_what_happens_wherever_the_driver_puts_segments(seed: int) -> None:
@@ -81,12 +51,7 @@ def test_where_every_size_is_settled_the_bound_is_what_happens_wherever_the_driv
     tape, before, tokens = tape_of(steps), used_before(draw), draw.randrange(SHAPES[0], SHAPES[-1] + 1)
     made = planned(tape, tokens, before)
     assert made.bound is not None and made.status is Status.COVERED
-    allocator, live = CachingAllocator(ScatteredDriver(draw, before), before), {}
-    for step in steps:
-        if step.birth is not None:
-            live[step.birth] = allocator.malloc(step.size({"packed_tokens": tokens}))
-        elif step.death is not None:
-            allocator.free(live.pop(step.death))
+    allocator = run_scattered(steps, {"packed_tokens": tokens}, before, draw)
     assert margin(made) == 0
     assert allocator.peak_reserved == made.bound.reserved
     assert allocator.peak_allocated <= made.bound.allocated

@@ -1,0 +1,172 @@
+"""What a plan takes from the driver, at least and at most, in a fraction of a millisecond and without a replay.
+
+At least: what is live where probes, and larger plans, peak. At most: as if no block ever served another size. Each size
+then needs blocks of its own for as many as live at once, and one more, where smaller ones sit in its place. Both depend
+on a path's order of events only through small integers, counted once. That replays lie between the two is no theorem
+but what random programs from random caches and every recording show (``tests/trainer_rank/tapes/test_limits.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from trainer_rank.allocator.rules import (
+    LARGE_SEGMENT,
+    LARGE_SEGMENT_LIMIT,
+    MIB,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    round_size,
+    segment_size,
+)
+from trainer_rank.features import PACKED_TOKENS
+from trainer_rank.tapes.compose import PlannedPass
+from trainer_rank.tapes.passes import Action
+from trainer_rank.tapes.paths import Ways, find_ways
+from trainer_rank.tapes.same import Same
+from trainer_rank.tapes.tape import Path, Tape
+
+BEYOND = (4, 16, 64)
+"""How many times larger than the largest probe plans are looked at, to find where they will peak."""
+
+
+class Limits(NamedTuple):
+    """Bytes beyond the start: ``allocated`` at least at the peak, and ``reserved`` at most, with a margin.
+
+    ``extrapolated``: the plan lies outside the probes.
+    """
+
+    allocated: int
+    reserved: int
+    extrapolated: bool
+
+
+class _Outline(NamedTuple):
+    """A path without its sizes.
+
+    ``most``: blocks that live at once, by explanation and stream. ``peaks``: those that live where plans peak, by
+    explanation, beside the ancestors freed by then. ``ancestors``: all that are ever freed.
+    """
+
+    most: dict[tuple[int, int], int]
+    peaks: tuple[tuple[dict[int, int], dict[int, int]], ...]
+    ancestors: dict[int, int]
+
+
+def find_limits(passes: Sequence[PlannedPass], held: Iterable[int] = ()) -> Limits | None:
+    """Return the limits of a plan that runs every phase of these passes; None where something is uncovered.
+
+    ``held``: bytes that the caller may allocate besides, each in one piece.
+    """
+    found = [find_ways(each) for each in passes]
+    growths, freed, most = [], 0, 0
+    for planned, ways in zip(passes, found, strict=True):
+        if not isinstance(ways, Ways):
+            return None
+        tape, outlines = planned.tape, [_outline(Same(planned.tape), Same(path)) for path in ways.paths]
+        likely = _blocks(tape, outlines[:1], planned.features, upper=False)
+        largest = _blocks(tape, outlines, planned.features, upper=True)
+        if likely is None or largest is None:
+            return None
+        growths.append(max(_sum(live, likely) - _freed(before, likely) for live, before in outlines[0].peaks))
+        freed += _freed(outlines[0].ancestors, likely)
+        most += max(_segments(outline, largest) for outline in outlines)
+    most += sum(segment_size(round_size(size)) for size in held if size)
+    return Limits(
+        max(0, max(growths) - (freed if len(passes) > 1 else 0)),
+        most + most // 16 + LARGE_SEGMENT,
+        any(isinstance(ways, Ways) and bool(ways.doubts) for ways in found),
+    )
+
+
+def _blocks(
+    tape: Tape, outlines: Sequence[_Outline], features: Mapping[str, int], *, upper: bool
+) -> dict[int, int] | None:
+    """Return the block of every explanation, None when one of an allocation has no size."""
+    blocks = {}
+    for k in {k for outline in outlines for k, _ in outline.most}:
+        size = tape.size(k, features, upper=upper)
+        if size is None:
+            return None
+        blocks[k] = round_size(size)
+    for k in {k for outline in outlines for k in outline.ancestors} - blocks.keys():
+        blocks[k] = round_size(tape.size(k, features, upper=upper) or 1)
+    return blocks
+
+
+def _sum(counts: Mapping[int, int], blocks: Mapping[int, int]) -> int:
+    return sum(count * blocks[k] for k, count in counts.items())
+
+
+def _freed(ancestors: Mapping[int, int], blocks: Mapping[int, int]) -> int:
+    """Return the most that freeing them takes from what is allocated: large blocks may hold a remainder beside."""
+    return sum(count * (blocks[k] + (MIB if blocks[k] > SMALL_LIMIT else 0)) for k, count in ancestors.items())
+
+
+def _segments(outline: _Outline, blocks: Mapping[int, int]) -> int:
+    """Return what the driver gives if every size keeps to itself; smaller sizes share segments, half of each unused."""
+    total = 0
+    shared: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for (k, stream), count in outline.most.items():
+        block = blocks[k]
+        if block >= LARGE_SEGMENT_LIMIT:
+            total += (count + 1) * segment_size(block)
+        elif block > SMALL_LIMIT:
+            shared[stream, LARGE_SEGMENT] += (count + 1) * (block + MIB)
+        else:
+            shared[stream, SMALL_SEGMENT] += (count + 1) * block
+    return total + sum(-(-2 * size // segment) * segment for (_, segment), size in shared.items())
+
+
+@lru_cache(maxsize=128)
+def _outline(tape: Same[Tape], path: Same[Path]) -> _Outline:
+    tops = _tops(tape.thing, path.thing)
+    most: Counter[tuple[int, int]] = Counter()
+    held: Counter[tuple[int, int]] = Counter()
+    live: Counter[int] = Counter()
+    freed: Counter[int] = Counter()
+    born: dict[int, tuple[int, int]] = {}
+    peaks: list[tuple[dict[int, int], dict[int, int]]] = [({}, {})] if -1 in tops else []
+    for index, (action, subject, stream) in enumerate(path.thing.operations):
+        if action is Action.ALLOCATE:
+            kind = born[subject] = (path.thing.allocations[subject], stream)
+            live[kind[0]] += 1
+            held[kind] += 1
+            most[kind] = max(most[kind], held[kind])
+        elif action in (Action.FREE, Action.REQUEST_FREE):
+            if subject < 0:
+                freed[path.thing.ancestors[~subject]] += 1
+            else:
+                live[born[subject][0]] -= 1
+        if subject >= 0 and action in (Action.FREE, Action.COMPLETE_FREE):
+            held[born[subject]] -= 1
+        if index in tops:
+            peaks.append((dict(+live), dict(freed)))
+    return _Outline(dict(most), tuple(peaks), dict(freed))
+
+
+def _tops(tape: Tape, path: Path) -> set[int]:
+    """Return the operations, -1 for the start, at which most is live in probes and in larger plans."""
+    used = sorted({*path.allocations, *path.ancestors})
+    places = {k: place for place, k in enumerate(used)}
+    signs = {Action.ALLOCATE: 0, Action.FREE: len(used), Action.REQUEST_FREE: len(used)}
+    changes = [
+        places[path.allocations[subject] if subject >= 0 else path.ancestors[~subject]] + signs[action]
+        if action in signs
+        else 2 * len(used)
+        for action, subject, _ in path.operations
+    ]
+    largest = max((probe.features for probe in path.probes), key=lambda features: features[PACKED_TOKENS])
+    shapes = [probe.features for probe in path.probes]
+    shapes += [{name: factor * value for name, value in largest.items()} for factor in BEYOND]
+    tops = set()
+    for features in shapes:
+        sizes = [round_size(tape.size(k, features) or 1) for k in used]
+        table = [*sizes, *(-size for size in sizes), 0]
+        heights = list(accumulate(map(table.__getitem__, changes), initial=0))
+        tops.add(heights.index(max(heights)) - 1)
+    return tops
