@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from flows.generated import INDEX, generated_files
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.sanitise import with_projection
 from qualification.records import Artifact
@@ -24,6 +25,7 @@ _CHUNK = 1 << 20
 _LAUNCHER_FILES = {
     "events.jsonl": "application/jsonl",
     "outcome.json": "application/json",
+    INDEX: "application/json",
     "*.log": "text/plain",
 }
 _MEDIA_TYPES = {
@@ -31,6 +33,12 @@ _MEDIA_TYPES = {
     ".jsonl": "application/jsonl",
     ".gz": "application/gzip",
     ".txt": "text/plain",
+    ".py": "text/plain",
+    ".cpp": "text/plain",
+    ".ttir": "text/plain",
+    ".ttgir": "text/plain",
+    ".llir": "text/plain",
+    ".ptx": "text/plain",
     ".toml": "application/toml",
     ".html": "text/html",
     ".png": "image/png",
@@ -46,7 +54,8 @@ class RawData(msgspec.Struct, frozen=True):
 
 
 def collect(launch_folder: Path, output: Path, blobs: BlobStore, process: str = "") -> RawData:
-    """Store every file of ``output``, and the launcher's files of ``launch_folder``, as blobs.
+    """Store every file of ``output``, the launcher's files of ``launch_folder``, and of a failed run what its compilers
+    generated, as blobs.
 
     Those of a named process of the workload are named under it. A file that holds what must not leave is private, and
     gets a public projection beside it. What is no plain file, and what exceeds ``MOST_FILES``, is named in
@@ -67,6 +76,9 @@ def collect(launch_folder: Path, output: Path, blobs: BlobStore, process: str = 
             kept = _keep(path, f"{under}{name}", _media_type(path), blobs)
             artifacts += with_projection(blobs, kept)
             files[name] = blobs.path(kept.sha256)
+    for inner, path in generated_files(launch_folder, output).items():
+        name = f"{LAUNCHER}{under}generated/{quote(inner)}"
+        artifacts += with_projection(blobs, _keep(path, name, _media_type(path), blobs))
     for pattern, media_type in _LAUNCHER_FILES.items():
         for path in sorted(launch_folder.glob(pattern)):
             artifacts += with_projection(blobs, _keep(path, f"{LAUNCHER}{under}{path.name}", media_type, blobs))
