@@ -14,7 +14,7 @@ from trainer_rank.errors import TapeError
 from trainer_rank.features import FEATURES, PACKED_TOKENS, TOKENS
 from trainer_rank.tapes.align import align
 from trainer_rank.tapes.carry import carry
-from trainer_rank.tapes.explain import Sample, explain
+from trainer_rank.tapes.explain import Explanation, Sample, explain
 from trainer_rank.tapes.passes import UNNAMED_STAGE, Action, Operation, Pass, read_pass
 from trainer_rank.tapes.repeats import layer_stages
 from trainer_rank.tapes.tape import Part, Path, Probe, Tape
@@ -37,7 +37,7 @@ def fit(traces: Sequence[Trace], provenance: Mapping[str, str] | None = None) ->
     for left, right in _across(drafts):
         peers |= groups.pairs(left, right)
     names, samples = groups.classes()
-    explanations = [explain(each) for each in samples]
+    explanations = _explained(samples)
     links = {(names[ours], names[theirs]) for ours, theirs in peers}
     explanations = carry(explanations, samples, links)
     table = list(dict.fromkeys(explanations))
@@ -48,6 +48,18 @@ def fit(traces: Sequence[Trace], provenance: Mapping[str, str] | None = None) ->
         for (context, layers), members in groupby(drafts, key=lambda draft: draft.key)
     )
     return Tape(tuple(table), parts, dict(provenance or {}))
+
+
+def _explained(samples: Sequence[Sequence[Sample]]) -> list[Explanation]:
+    """Explain each allocation's sizes; what has the same sizes at the same features, in another layer say, once."""
+    known: dict[tuple[tuple[tuple[tuple[str, int], ...], int], ...], Explanation] = {}
+    found = []
+    for each in samples:
+        key = tuple((tuple(features.items()), size) for features, size in each)
+        if key not in known:
+            known[key] = explain(each)
+        found.append(known[key])
+    return found
 
 
 def _checked(trace: Trace) -> tuple[Pass, Probe]:
