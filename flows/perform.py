@@ -7,9 +7,8 @@ earlier one failed, and nothing is asked of Prefect.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from sqlalchemy import func, select
 
 from db.engine import reading
 from db.models import workload_results
+from flows.candidates import candidates
 from flows.progress import Progress
 from flows.recorder import Recorder
 from flows.recovering import recovery_with
@@ -27,20 +27,18 @@ from flows.resolve import Resolved
 from flows.workload import result, run_workload
 from qualification.assignment import Assignment, save_assignment
 from qualification.environment import environment_manifest
-from qualification.errors import RefusedError
+from qualification.errors import ConfigurationError, RefusedError
 from qualification.execution.attempt import Attempt, host
 from qualification.execution.capture import Stamped
-from qualification.execution.holding import HeldLeases, acquire
+from qualification.execution.holding import HeldLeases, WaitCancelled, acquire
 from qualification.execution.identity import myself
-from qualification.execution.inventory import requested, require_known, take_inventory
 from qualification.execution.leases import LeaseRequest
 from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.supervision import Limits
 from qualification.home import home
-from qualification.locked import install_lock
+from qualification.locked import LockedPackages
 from qualification.providers.choose import provider_for
-from qualification.providers.protocol import Provider
-from qualification.records import Ground, Receipt, Verdict, WorkloadResult
+from qualification.records import Receipt, Verdict, WorkloadResult
 from qualification.rules import RulesDocument
 from qualification.workloads import devices_needed
 from qualification.worktree import create_worktree, retire_worktree
@@ -58,16 +56,16 @@ class Performed:
     receipt: Receipt | None = None
 
 
-def new_run() -> str:
-    """Return the name of a new run: its start to the second, and chance against collisions."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
-
-
-def assign(request: Request, rules: RulesDocument, resolved: Resolved, recorder: Recorder, run: str) -> Assignment:
+def assign(
+    request: Request,
+    rules: RulesDocument,
+    resolved: Resolved,
+    recorder: Recorder,
+    run: str,
+    locked: LockedPackages | None = None,
+) -> Assignment:
     """Store the documents that a result rests on, and write down what this attempt shall do."""
     number = _next_attempt(recorder, resolved)
-    wants_packages = resolved.lock is not None and request.image is None  # an image brings its own
-    locked = install_lock(resolved.lock or b"") if wants_packages else None
     source = resolved.checkout or home() / WORKTREES / f"{run}-{number}"
     assignment = Assignment(
         run=run,
@@ -117,12 +115,23 @@ def perform(
 ) -> Performed:
     """Run every workload of an assignment under one lease and return what was recorded.
 
-    An interruption or error is raised again once results, receipt and the closed lease are recorded.
+    An interruption or error is raised again once results, receipt and the closed lease are recorded. A request that is
+    cancelled before its lease is recorded too; one that is refused a device leaves nothing.
     """
     done = Performed(assignment)
     with GpuReader() as reader:
-        attempt = _attempt(assignment, recorder, reader, progress, priority, provider_for(image))
-        with _receipted(attempt, done, recorder, progress):
+        attempt = Attempt(
+            run=assignment.run,
+            attempt=assignment.attempt,
+            folder=attempt_folder(assignment),
+            trainer=True,
+            worktree=Path(assignment.source) if assignment.store else None,
+            reader=reader,
+            provider=provider_for(image),
+        )
+        attempt.announce()
+        with suppress(WaitCancelled), _receipted(attempt, done, recorder, progress):
+            attempt.held = _lease(assignment, recorder, reader, progress, priority, cancelled)
             attempt.begin()
             if assignment.store is not None:
                 create_worktree(Path(assignment.store), assignment.subject.commit, Path(assignment.source))
@@ -137,66 +146,36 @@ def perform(
     return done
 
 
-def _attempt(
+def _lease(
     assignment: Assignment,
     recorder: Recorder,
     reader: GpuReader,
     progress: Progress,
     priority: int,
-    provider: Provider,
-) -> Attempt:
-    held = _lease(assignment, recorder, reader, progress, priority)
-    progress.stage("lease", ", ".join(f"{lease.resource} token {lease.token}" for lease in held.leases))
-    return Attempt(
-        run=assignment.run,
-        attempt=assignment.attempt,
-        folder=attempt_folder(assignment),
-        held=held,
-        trainer=True,
-        worktree=Path(assignment.source) if assignment.store else None,
-        reader=reader,
-        provider=provider,
-    )
-
-
-def _lease(
-    assignment: Assignment, recorder: Recorder, reader: GpuReader, progress: Progress, priority: int
+    cancelled: Callable[[], str | None] | None,
 ) -> HeldLeases:
     recovery = recovery_with(recorder, reader)
     count = devices_needed(assignment.workloads)
     request = LeaseRequest(
         run=assignment.run,
         attempt=assignment.attempt,
-        candidates=_candidates(assignment.ground, reader, count),
+        candidates=candidates(assignment.ground, reader, count),
         count=count,
         folder=str(attempt_folder(assignment)),
         host=host(),
         holder=myself(),
         priority=priority,
     )
-    return acquire(
+    held = acquire(
         recovery.store,
         request,
         reader=reader,
         recover=recovery.holding,
         waiting=lambda reason: progress.stage("waiting", reason),
+        cancelled=cancelled,
     )
-
-
-def _candidates(ground: Ground, reader: GpuReader, count: int) -> tuple[str, ...]:
-    inventory = take_inventory(reader)
-    if ground is Ground.REHEARSAL:
-        return inventory.virtual
-    named = requested(())
-    require_known(named, inventory)
-    gpus = named or tuple(gpu.uuid for gpu in inventory.gpus)
-    if not gpus:
-        raise RefusedError(
-            f"no GPU for ground native: {inventory.unreadable or 'NVML lists none'}; nothing was started"
-        )
-    if len(gpus) < count:
-        raise RefusedError(f"{count} GPUs are needed at once and there are {len(gpus)}; nothing was started")
-    return gpus
+    progress.stage("lease", ", ".join(f"{lease.resource} token {lease.token}" for lease in held.leases))
+    return held
 
 
 @contextmanager
@@ -205,18 +184,28 @@ def _receipted(attempt: Attempt, done: Performed, recorder: Recorder, progress: 
     try:
         yield
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        for name in done.assignment.workloads[len(done.results) :]:
-            _record(done, recorder, _incomplete(done.assignment, attempt, name, f"not finished: {said}"))
+        if attempt.held is None and isinstance(error, RefusedError | ConfigurationError):
+            attempt.withdraw()
+            raise
+        named = "" if isinstance(error, WaitCancelled) else f": {type(error).__name__}"
+        said = f"not finished{named}{f': {error}' if str(error) else ''}"
+        try:
+            for name in done.assignment.workloads[len(done.results) :]:
+                _record(done, recorder, _incomplete(done.assignment, attempt, name, said))
+        finally:
+            _close(attempt, done, recorder, progress)
         raise
-    finally:
-        if done.assignment.store is not None:
-            retire_worktree(Path(done.assignment.store), Path(done.assignment.source))
-        done.receipt = attempt.take_receipt()
-        recorder.record([done.receipt], done.assignment.subject)
-        progress.stage("receipt", f"{done.receipt.status}{f': {done.receipt.reason}' if done.receipt.reason else ''}")
-        attempt.close(done.receipt)
-        recorder.seal()
+    _close(attempt, done, recorder, progress)
+
+
+def _close(attempt: Attempt, done: Performed, recorder: Recorder, progress: Progress) -> None:
+    if done.assignment.store is not None:
+        retire_worktree(Path(done.assignment.store), Path(done.assignment.source))
+    done.receipt = attempt.take_receipt()
+    recorder.record([done.receipt], done.assignment.subject)
+    progress.stage("receipt", f"{done.receipt.status}{f': {done.receipt.reason}' if done.receipt.reason else ''}")
+    attempt.close(done.receipt)
+    recorder.seal()
 
 
 def _record(done: Performed, recorder: Recorder, found: WorkloadResult) -> None:

@@ -11,18 +11,19 @@ from sqlalchemy import select
 from db.deciding import examine
 from db.engine import reading
 from db.models import runs
-from flows.perform import assign, new_run, perform
+from flows.perform import assign, perform
 from flows.permission import require_permission
 from flows.progress import Progress
 from flows.publishing import after_a_run
 from flows.recorder import Recorder
-from flows.request import Request
+from flows.request import Request, new_run
 from flows.resolve import Resolved, resolve
 from flows.summary import Summary, summarise
 from qualification.errors import RefusedError
 from qualification.execution.supervision import Limits
 from qualification.git import read_reference
 from qualification.home import trust
+from qualification.locked import LockedPackages, install_lock
 from qualification.rules import RulesDocument
 from qualification.subject import installed_checkout
 
@@ -52,7 +53,8 @@ def qualify_once(
         progress.stage("permission", require_permission(resolved, recorder))
         address = request.repository or (str(installed_checkout()) if request.reference else None)
         _require_head(resolved, address)
-        assignment = assign(request, rules, resolved, recorder, request.run or new_run())
+        locked = None if cancelled is not None and cancelled() is not None else _packages(request, resolved)
+        assignment = assign(request, rules, resolved, recorder, request.run or new_run(), locked)
         limits = Limits(
             wall_seconds=request.timeout_seconds,
             silence_seconds=SILENCE_SECONDS,
@@ -69,6 +71,11 @@ def qualify_once(
         return summarise(case)
     finally:
         recorder.close()
+
+
+def _packages(request: Request, resolved: Resolved) -> LockedPackages | None:
+    """Install what the subject's lock names; an image brings its own."""
+    return None if resolved.lock is None or request.image is not None else install_lock(resolved.lock)
 
 
 def _answered(recorder: Recorder, request: Request, rules: RulesDocument, resolved: Resolved) -> str | None:

@@ -18,8 +18,9 @@ from flows.cancellation import cancellation
 from flows.pipeline import Duplicate, qualify_once
 from flows.pools import VARIABLE, require_possible
 from flows.progress import shared
-from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, read_request, validate
+from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, new_run, read_request, validate
 from flows.summary import Summary, markdown, rows_of
+from flows.unstarted import record_unstarted
 
 
 @flow(name="qualify", validate_parameters=False, persist_result=False)
@@ -46,6 +47,7 @@ def qualify(
     given = dict(locals())
     request, document = validate(read_request({**given, "workloads": workloads or [], "parameters": parameters or {}}))
     require_possible(request, os.environ.get(VARIABLE))
+    request = msgspec.structs.replace(request, run=request.run or new_run())
     progress = shared()
     if PREFECT_API_URL.value() is not None:
         logger = get_run_logger()
@@ -56,6 +58,12 @@ def qualify(
             summary = qualify_once(request, document, progress, cancelled)
     except Duplicate as answered:
         return Completed(name="Duplicate", message=f"answered by run {answered}")
+    except Exception:
+        raise
+    except BaseException as interruption:  # a server's request is accounted for however early it was interrupted
+        if deployment.id:
+            record_unstarted(request, document, progress, f"interrupted by {type(interruption).__name__}")
+        raise
     finally:
         progress.also = None
     publish(summary)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import secrets
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -85,6 +87,11 @@ def validate(request: Request) -> tuple[Request, RulesDocument]:
         request, workloads=workloads, requested_by=request.requested_by or getpass.getuser()
     )
     return filled, rules
+
+
+def new_run() -> str:
+    """Return the name of a new run: its start to the second, and chance against collisions."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def parse_parameters(pairs: Iterable[str]) -> dict[str, Figure]:

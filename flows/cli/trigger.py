@@ -7,13 +7,14 @@ import time
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
+import msgspec
 import typer
 
 from flows.cli.run import show
 from flows.orchestrator import prepare
 from flows.pools import require_possible
 from flows.progress import Progress, shared
-from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, validate
+from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, new_run, validate
 from qualification.errors import ConfigurationError, RefusedError, UnknownError
 from qualification.records import Ground
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
     from flows.summary import Summary
+    from qualification.rules import RulesDocument
 
 DEPLOYMENT = "qualify/pr-head"
 ASK_SECONDS = 1.0
@@ -54,7 +56,7 @@ def command(
     """
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigurationError("no Prefect server: set PREFECT_API_URL, for example http://127.0.0.1:4200/api")
-    request, _ = validate(
+    request, rules = validate(
         Request(
             head=head,
             repository=repo,
@@ -67,31 +69,32 @@ def command(
         )
     )
     prepare()
-    summary = _answer(_run_to_the_end(request, deployment), request.repository)
+    request = msgspec.structs.replace(request, run=new_run())
+    flow_run = _run_to_the_end(request, deployment)
+    summary = _unstarted(request, rules, flow_run) or _answer(str(request.run), request.repository)
     show(summary, as_json=as_json)
     return summary.exit_code
 
 
-def _run_to_the_end(request: Request, deployment: str) -> str:
-    """Create the flow run, follow it until Prefect calls it ended, and return the run's name."""
-    import msgspec
+def _run_to_the_end(request: Request, deployment: str) -> FlowRun:
+    """Create the flow run, follow it until Prefect calls it ended, and return what Prefect says of it then."""
     from prefect.client.orchestration import get_client
 
-    from flows.perform import new_run
-
-    run = new_run()
-    parameters = msgspec.to_builtins(msgspec.structs.replace(request, run=run))
     progress = shared()
     with get_client(sync_client=True) as client:
-        created = _create(client, deployment, request, parameters, run)
-        progress.stage("triggered", f"{deployment} as {created.name}, run {run}")
-        _follow(client, created.id, progress)
-    return run
+        created = _create(client, deployment, request)
+        progress.stage("triggered", f"{deployment} as {created.name}, run {request.run}")
+        return _follow(client, created.id, progress)
 
 
-def _create(
-    client: SyncPrefectClient, deployment: str, request: Request, parameters: dict[str, object], run: str
-) -> FlowRun:
+def _unstarted(request: Request, rules: RulesDocument, flow_run: FlowRun) -> Summary | None:
+    """Record a request that Prefect ended before it started; None when it did start."""
+    from flows.unstarted import never_ran, reason_of, record_unstarted
+
+    return record_unstarted(request, rules, shared(), reason_of(flow_run)) if never_ran(flow_run) else None
+
+
+def _create(client: SyncPrefectClient, deployment: str, request: Request) -> FlowRun:
     import httpx
     from prefect.exceptions import ObjectNotFound
 
@@ -99,30 +102,33 @@ def _create(
         found = client.read_deployment_by_name(deployment)
         if found.work_pool_name is not None:
             require_possible(request, client.read_work_pool(found.work_pool_name).type)
-        return client.create_flow_run_from_deployment(found.id, parameters=parameters, name=run)
+        return client.create_flow_run_from_deployment(
+            found.id, parameters=msgspec.to_builtins(request), name=request.run
+        )
     except ObjectNotFound:
         raise ConfigurationError(f"the server has no deployment {deployment}: prefect deploy --all makes it") from None
     except httpx.TransportError as error:
         raise RefusedError(f"the Prefect server {os.environ['PREFECT_API_URL']} does not answer: {error}") from None
 
 
-def _follow(client: SyncPrefectClient, identity: UUID, progress: Progress) -> None:
+def _follow(client: SyncPrefectClient, identity: UUID, progress: Progress) -> FlowRun:
     """Show new states and log lines until the state is a final one; a server that is away is asked again."""
     import httpx
 
     said, shown = "", 0
     while True:
         try:
-            state = client.read_flow_run(identity).state
+            flow_run = client.read_flow_run(identity)
             shown += _show_logs(client, identity, shown, progress)
         except httpx.TransportError as error:
             progress.event("prefect", "server away", {"error": str(error)})
         else:
+            state = flow_run.state
             if state is not None and state.name != said:
                 said = state.name or state.type.value
                 progress.stage("prefect", f"{said}{f': {state.message}' if state.message else ''}")
             if state is not None and state.is_final():
-                return
+                return flow_run
         time.sleep(ASK_SECONDS)
 
 

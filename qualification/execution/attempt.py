@@ -73,9 +73,15 @@ class Attempt:
     ports: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Take the baselines and write the manifest. Raises LeaseLost when the leases are no longer in force."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Take the baselines and write them down. Raises LeaseLost when the leases are no longer in force."""
         self.watch = GpuWatch.begin(self.reader, self.resources)
+        self.announce()
+        if self.held is not None:
+            self.held.check()
+
+    def announce(self) -> None:
+        """Write down who runs this attempt and what is known of it by now, for recovery."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         manifest = Manifest(
             run=self.run,
             attempt=self.attempt,
@@ -84,12 +90,14 @@ class Attempt:
             provider=self.provider.name,
             holder=myself(),
             worktree=str(self.worktree) if self.worktree else None,
-            baselines=tuple(self.watch.baselines.values()),
+            baselines=tuple(self.watch.baselines.values()) if self.watch else (),
             recorded=self.recorded,
         )
         write_durably(self.folder / MANIFEST_FILE, msgspec.json.encode(manifest))
-        if self.held is not None:
-            self.held.check()
+
+    def withdraw(self) -> None:
+        """Take back the announcement of an attempt that was refused."""
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
 
     @property
     def card(self) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qualification.errors import RefusedError
+from qualification.errors import RefusedError, UnknownError
 from qualification.execution.leases import EXPIRY_SECONDS, Holding, LeaseRequest, LeaseStore, Resource, Waiting
 from qualification.execution.probes.gpus import GpuReader, is_virtual, occupancy
 from qualification.execution.probes.host import leftover_processes
@@ -16,9 +16,14 @@ from qualification.execution.receipt import status_of_lease
 from qualification.execution.supervision import CENSUS_FILE
 from qualification.execution.supervisor import read_census
 from qualification.records import Lease, Receipt, ReceiptStatus
+from qualification.workloads import processes_of
 
 ASK_SECONDS = 1.0
 RECOVER_SECONDS = 3.0
+
+
+class WaitCancelled(UnknownError):  # noqa: N818 - what happened, in the field's words
+    """The request was cancelled before it was granted."""
 
 
 class DeviceRefused(RefusedError):  # noqa: N818 - the outcome is called "refused" everywhere
@@ -64,19 +69,22 @@ def acquire(
     reader: GpuReader,
     recover: Callable[[Holding], str | None],
     waiting: Callable[[str], None],
+    cancelled: Callable[[], str | None] | None = None,
     patience_seconds: float | None = None,
 ) -> HeldLeases:
     """Wait in the queue until everything asked for is leased and reads idle.
 
     ``recover`` is asked about leases that have expired: it closes what a dead holder left behind and returns None, or
     says why it cannot yet (the holder is alive). ``waiting`` hears each new reason. Raises DeviceRefused when a
-    device is in quarantine and still not CLEAN, or does not read idle, or when ``patience_seconds`` are over.
+    device is in quarantine and still not CLEAN, or does not read idle, or when ``patience_seconds`` are over, and
+    WaitCancelled when ``cancelled`` gives a reason, before the queue too.
     """
+    _require_wanted(cancelled)
     ticket = store.enqueue(request)
     deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
     held: HeldLeases | None = None
     try:
-        held = _queue(store, ticket, request, reader, recover, waiting, deadline)
+        held = _queue(store, ticket, request, reader, recover, waiting, cancelled, deadline)
     finally:
         if held is None:
             with suppress(Exception):  # the reason for giving up matters more; the ticket lapses by itself
@@ -92,12 +100,14 @@ def _queue(
     reader: GpuReader,
     recover: Callable[[Holding], str | None],
     waiting: Callable[[str], None],
+    cancelled: Callable[[], str | None] | None,
     deadline: float | None,
 ) -> HeldLeases:
     said = ""
     recovered_at = 0.0
     alive: dict[str, str] = {}
     while not isinstance(answer := store.try_acquire(ticket), tuple):
+        _require_wanted(cancelled)
         unusable = _lift(store, answer.quarantined, reader)
         blocked = answer.blocked | unusable
         if len(request.candidates) - len(unusable) < request.count:
@@ -117,6 +127,11 @@ def _queue(
         if answer.expired or not answer.quarantined or unusable:
             time.sleep(ASK_SECONDS)
     return HeldLeases(store, answer)
+
+
+def _require_wanted(cancelled: Callable[[], str | None] | None) -> None:
+    if cancelled is not None and (reason := cancelled()) is not None:
+        raise WaitCancelled(f"{reason}, before a device was leased")
 
 
 def _recover(answer: Waiting, recover: Callable[[Holding], str | None]) -> dict[str, str]:
@@ -157,8 +172,15 @@ def look(resource: Resource, reader: GpuReader) -> tuple[str | None, int | None]
 
 
 def census_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of every supervised command below the given ones."""
-    return sorted(path.parent for folder in folders if folder.is_dir() for path in folder.glob(f"*/{CENSUS_FILE}"))
+    """Return the folders of every supervised command below the given ones; where a worker writes is not looked at."""
+    return sorted(
+        command / process
+        for folder in folders
+        if folder.is_dir()
+        for command in folder.iterdir()
+        for process in processes_of(command.name)
+        if (command / process / CENSUS_FILE).exists()
+    )
 
 
 def _first_touch(store: LeaseStore, held: HeldLeases, reader: GpuReader) -> None:

@@ -17,6 +17,7 @@ from db.engine import open_for_writing, writing
 from flows import perform, pipeline, workload
 from flows.progress import Progress
 from flows.request import Request, validate
+from qualification.execution import holding
 from qualification.execution.attempt import Attempt
 from qualification.execution.supervisor import read_census
 
@@ -62,6 +63,7 @@ def with_its_supervisor(patch: pytest.MonkeyPatch) -> None:
 
 
 BOUNDARIES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "waiting for a lease": before(holding, "_queue"),
     "after lease": before(Attempt, "begin"),
     "after provision": after(perform, "create_worktree"),
     "mid-workload": before(Progress, "event"),

@@ -23,8 +23,15 @@ from tests.docker_engine import Engine
 from tests.flows.subjects import Trainer
 
 CLOSED_BY_ITSELF = ("before decision",)
-UNRECORDED = ("after lease", "after provision", "mid-workload", "mid-workload, with its supervisor", "before hashing",
-              "after blob, before commit")  # fmt: skip
+UNRECORDED = (
+    "waiting for a lease",
+    "after lease",
+    "after provision",
+    "mid-workload",
+    "mid-workload, with its supervisor",
+    "before hashing",
+    "after blob, before commit",
+)
 
 IN_CONTAINERS = (
     "after provision",

@@ -12,8 +12,11 @@ from zoneinfo import ZoneInfo
 
 import psutil
 import pytest
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 
 from flows.cli.main import execute
+from flows.progress import Progress
+from flows.unstarted import record_all_unstarted
 from tests.flows.places import WAIT_SECONDS, Place, answer_of
 
 DEPLOYED = ("-n", "nightly", "-n", "pr-head", "-n", "sweep")
@@ -77,6 +80,62 @@ def test_a_cancelled_run_ends_within_its_grace_with_all_its_evidence(place: Plac
     answer = answer_of(triggered)
     assert answer["workloads"][0]["verdict"] == "INCOMPLETE"
     assert answer["receipt"]["status"] == "CLEAN"
+    assert execute(["verify"]) == 0
+
+
+@pytest.fixture
+def idle(place: Place) -> str:
+    """Return a deployment on a pool that no worker serves."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    with get_client(sync_client=True) as client:
+        served = client.read_deployment_by_name("qualify/pr-head")
+        client.create_work_pool(WorkPoolCreate(name="idle", type="process"), overwrite=True)
+        client.create_deployment(
+            flow_id=served.flow_id, name="idle", entrypoint=served.entrypoint, work_pool_name="idle"
+        )
+    return "qualify/idle"
+
+
+def test_a_run_cancelled_before_it_starts_is_accounted_for_by_whoever_triggered_it(place: Place, idle: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    head = place.permitted_head("raise RuntimeError('never')")
+    triggered = place.trigger(head, "--deployment", idle)
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(idle)
+        wanted = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not (runs := client.read_flow_runs(flow_run_filter=wanted)):
+            assert time.monotonic() < deadline, "nothing was triggered"
+            time.sleep(0.2)
+        client.set_flow_run_state(runs[0].id, Cancelled(message="by hand"), force=True)
+    answer = answer_of(triggered)
+    assert answer["run"] == runs[0].name
+    assert answer["workloads"][0]["verdict"] == "INCOMPLETE"
+    assert "Prefect ended it as Cancelled before it started: by hand" in answer["workloads"][0]["reason"]
+    assert (answer["receipt"]["status"], answer["exit_code"]) == ("CLEAN", 4)
+    assert place.holdings() == 0
+
+
+def test_a_sweep_accounts_for_a_run_that_was_cancelled_before_it_started(place: Place, idle: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    permitted = place.permitted_head("raise RuntimeError('never either')")
+    unpermitted = place.trainer.head("raise RuntimeError('nobody permitted it')")
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(idle)
+        for head in (permitted, unpermitted):
+            asked = {"head": head, "repository": str(place.trainer.folder)}
+            created = client.create_flow_run_from_deployment(deployment.id, parameters=asked, name=head)
+            client.set_flow_run_state(created.id, Cancelled(), force=True)
+        (recorded,) = record_all_unstarted(client, Progress())
+        assert record_all_unstarted(client, Progress()) == []
+    assert recorded.startswith("prefect-")
+    assert execute(["gate", "check", recorded]) == 4
     assert execute(["verify"]) == 0
 
 
