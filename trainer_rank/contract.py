@@ -14,16 +14,20 @@ from typing import Any
 
 import torch
 
+from trainer_rank.admission.agree import Agreement
+from trainer_rank.devices.cards import load_card
 from trainer_rank.devices.protocol import Device
 from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.devices.virtual_memory import LibraryDemand
 from trainer_rank.errors import UnsupportedError
+from trainer_rank.geometry import Topology
 from trainer_rank.microbatch import MicroBatch
 from trainer_rank.models.megatron import QWEN_36_35B_A3B
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.models.reference import SMALL, build_reference
 from trainer_rank.policies import Scope, load_policy
 from trainer_rank.rank import TrainerRank
+from trainer_rank.ranks import Ranks, join
 from trainer_rank.release import caches
 from trainer_rank.reports.recordings import StepRecorder
 from trainer_rank.reports.spool import Spool
@@ -34,12 +38,17 @@ CONTRACT_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A constructed TrainerRank with the device it runs on. Tokens lie in [0, ``vocabulary``)."""
+    """A constructed TrainerRank with the device it runs on. Tokens lie in [0, ``vocabulary``).
+
+    ``ranks``: this process among the context-parallel ranks; None for one alone.
+    """
 
     rank: TrainerRank
+    model: ModelRuntime
     device: Device
     vocabulary: int
     recorder: StepRecorder | None
+    ranks: Ranks | None = None
 
 
 def construct(
@@ -53,6 +62,7 @@ def construct(
     adapter_rank: int = 1,
     dropout: float = 0.0,
     layers: int = 0,
+    context: int = 1,
     demands: Sequence[tuple[str, str, int, str]] = (),
     recordings: Path | None = None,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
@@ -62,16 +72,21 @@ def construct(
     ``ground``: ``native`` (the visible CUDA device ``index``) or ``rehearsal`` (a virtual H200 of ``capacity`` bytes on
     which libraries make ``demands`` beside the card's own: name, phase, bytes, ``cublas`` or ``nccl``).
     ``adapter_rank`` and ``dropout`` (a rate on the adapters' inputs) are every slot's. ``layers``: 0 for the small
-    reference model, else so many of the Megatron model, which needs a real card and has no dropout. ``recordings``: the
-    folder that gets the allocator recording of every step, and planner reports in ``reports``.
+    reference model, else so many of the Megatron model, which needs a real card and has no dropout. ``context``: how
+    many ranks divide each batch's rows among them; this process is one of them, as its launcher's environment says.
+    ``recordings``: the folder that gets the allocator recording of every step, and planner reports in ``reports``.
     """
-    device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands])
+    device = _device(ground, index, capacity, [LibraryDemand(*each) for each in demands], peers=context > 1)
+    with device.activate():
+        ranks = join(context, "nccl" if ground == "native" else "gloo") if context > 1 else None
     model: ModelRuntime
     if layers:
-        model = _megatron(layers, device, slots, adapter_rank, seed)
+        model = _megatron(layers, device, slots, adapter_rank, seed, context)
     else:
-        dtype = torch.bfloat16 if ground == "native" else torch.float32
-        model = build_reference(SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed, dtype=dtype)
+        dtype, group = torch.bfloat16 if ground == "native" else torch.float32, ranks.group if ranks else None
+        model = build_reference(
+            SMALL, device, slots=slots, rank=adapter_rank, dropout=dropout, seed=seed, dtype=dtype, group=group
+        )
     recorder = None if recordings is None else StepRecorder(device, recordings)
 
     def tell(event: Mapping[str, Any]) -> None:
@@ -85,13 +100,15 @@ def construct(
         load_policy(policy),
         on_event=tell,
         spool=spool,
+        agreement=Agreement(ranks.store, ranks.votes) if ranks else None,
     )
-    return Subject(rank, device, model.geometry.vocabulary, recorder)
+    return Subject(rank, model, device, model.geometry.vocabulary, recorder, ranks)
 
 
-def _device(ground: str, index: int, capacity: int | None, demands: Sequence[LibraryDemand]) -> Device:
+def _device(ground: str, index: int, capacity: int | None, demands: Sequence[LibraryDemand], peers: bool) -> Device:
     if ground == "rehearsal":
-        return VirtualDevice("h200", index, capacity=capacity, demands=demands)
+        card = load_card("h200")
+        return VirtualDevice(card.among_peers() if peers else card, index, capacity=capacity, demands=demands)
     if ground == "native":
         from trainer_rank.devices.cuda import CudaDevice
 
@@ -99,12 +116,13 @@ def _device(ground: str, index: int, capacity: int | None, demands: Sequence[Lib
     raise UnsupportedError(f"ground {ground!r} does not exist; choose of native, rehearsal")
 
 
-def _megatron(layers: int, device: Device, slots: Sequence[str], rank: int, seed: int) -> ModelRuntime:
+def _megatron(layers: int, device: Device, slots: Sequence[str], rank: int, seed: int, context: int) -> ModelRuntime:
     if isinstance(device, VirtualDevice):
         raise UnsupportedError("the Megatron model needs a real card; ask for 0 layers on ground rehearsal")
     from trainer_rank.models.megatron.runtime import MegatronRuntime
 
-    return MegatronRuntime(QWEN_36_35B_A3B.with_layers(layers), device, slots, rank=rank, seed=seed)
+    geometry, topology = QWEN_36_35B_A3B.with_layers(layers), Topology(context=context)
+    return MegatronRuntime(geometry, device, slots, topology=topology, rank=rank, seed=seed)
 
 
 def request(
@@ -157,6 +175,20 @@ def release(subject: Subject, scope: str) -> dict[str, Any]:
     return {"shrunk": dict(done.shrunk), "segments": done.segments, "nanoseconds": done.nanoseconds}
 
 
+def equal_slots(subject: Subject) -> None:
+    """Give every slot the adapter of the first one."""
+    first, *others = (subject.model.adapter_parameters(slot) for slot in subject.model.slots)
+    with torch.no_grad():
+        for other in others:
+            for name, parameter in other.items():
+                parameter.copy_(first[name])
+
+
+def replicas(subject: Subject) -> dict[str, list[str]]:
+    """Return for each slot the SHA-256 of its adapter and optimizer state on every rank, in rank order."""
+    return {slot: list(digests) for slot, digests in subject.rank.replica_digests().items()}
+
+
 def step(subject: Subject) -> dict[str, dict[str, Any]]:
     """Step the optimizer; per slot that stepped its count ``step`` and ``gradient_norm`` (a scalar tensor)."""
     return {slot: vars(report) for slot, report in subject.rank.optim_step().items()}
@@ -174,10 +206,12 @@ def load(subject: Subject, path: Path) -> Mapping[str, torch.Tensor]:
 
 def close(subject: Subject) -> dict[str, int]:
     """Drop everything, recorded as ``close`` when steps are recorded; what is left on the device, in bytes."""
-    if subject.recorder is None:
-        return subject.rank.close()
-    subject.recorder.record("close")
+    if subject.recorder is not None:
+        subject.recorder.record("close")
     try:
         return subject.rank.close()
     finally:
-        subject.recorder.finish()
+        if subject.recorder is not None:
+            subject.recorder.finish()
+        if subject.ranks is not None:
+            subject.ranks.leave()

@@ -30,7 +30,7 @@ FEATURES = {
     CHUNKS_64: "chunks of 64 rows, no chunk across two sequences",
     OUTPUT_ROWS: "rows whose log-probability the head computes on this rank",
     ADAPTER_BYTES: "trainable adapter bytes of the slot",
-    LOGICAL_TOKENS: "tokens of the requests, where prefixes are shared: a shared one as often as it is asked for",
+    LOGICAL_TOKENS: "tokens of the requests, where other rows run: prefixes are shared, or ranks pad their shares",
     ATTENDED_ROWS: "rows that sequences attend to, where prefixes are shared: their own, and what they continue",
 }
 """Every feature by name, simplest explanation first, with what it counts."""

@@ -141,8 +141,9 @@ class Probes:
             output_rows=subforward.packed_tokens,
             adapter_bytes=self._adapter_bytes[subforward.key.slot],
         )
-        if subforward.layout is not None:
+        if subforward.layout is not None or self._model.context_group is not None:
             found[LOGICAL_TOKENS] = subforward.logical_tokens
+        if subforward.layout is not None:
             found[ATTENDED_ROWS] = subforward.layout.attended_rows
         return found
 

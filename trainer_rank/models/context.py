@@ -36,23 +36,23 @@ class Rows:
 
         Every rank must make the same loss of them: in backward each takes its own rows of its own gradient.
         """
-        whole = self._whole(rows)
-        return torch.cat([whole[start : start + length] for start, _, length in self.layout.sources])
-
-    def _whole(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
+        return torch.cat([rows[start : start + length] for start, _, length in self.layout.sources])
 
 
 @dataclass(frozen=True, eq=False)
 class Share(Rows):
-    """One rank's share of a padded packed batch of N rows; n = N / ranks of these are its own.
+    """One rank's share of a batch of M rows, N when padded; n = N / ranks of these are its own. Indices are int64.
 
-    ``order``: int64 (N,), for every padded row its place among all ranks' rows in rank order; ``places``: the inverse.
+    ``order`` (N,): for every padded row its place among all ranks' rows in rank order; ``places``: the inverse.
+    ``returned`` (M,): that place for each of the caller's rows; ``asked`` (n,): the caller's row of each own one, M for
+    padding.
     """
 
     group: distributed.ProcessGroup
     order: torch.Tensor
     places: torch.Tensor
+    returned: torch.Tensor
+    asked: torch.Tensor
 
     @property
     def own(self) -> torch.Tensor:
@@ -64,6 +64,11 @@ class Share(Rows):
         padded = super().local(rows)
         return torch.cat([padded[start:end] for start, end in self.layout.ranges])
 
+    def collected(self, rows: torch.Tensor) -> torch.Tensor:
+        """As on one rank; a fixed number of allocations, whatever the number of sequences."""
+        result: torch.Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
+        return result
+
     def to_heads(self, rows: torch.Tensor) -> torch.Tensor:
         """Exchange this rank's rows of all heads, (n, heads, D), for all rows of its heads, (N, heads / ranks, D)."""
         result: torch.Tensor = _RowsForHeads.apply(rows, self)  # type: ignore[no-untyped-call]
@@ -74,10 +79,6 @@ class Share(Rows):
         result: torch.Tensor = _HeadsForRows.apply(heads, self)  # type: ignore[no-untyped-call]
         return result
 
-    def _whole(self, rows: torch.Tensor) -> torch.Tensor:
-        whole: torch.Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
-        return whole
-
 
 def share_of(layout: Layout, group: distributed.ProcessGroup, device: torch.device) -> Share:
     """Return the share of this process in a batch that was laid out for the ranks of ``group``."""
@@ -86,7 +87,12 @@ def share_of(layout: Layout, group: distributed.ProcessGroup, device: torch.devi
     places = torch.cat([torch.arange(*each) for ranges in held for each in ranges])
     order = torch.empty_like(places)
     order[places] = torch.arange(layout.tokens)
-    return Share(layout, group, order.to(device, non_blocking=True), places.to(device, non_blocking=True))
+    real = torch.cat([torch.arange(start, start + length) for start, _, length in layout.sources])
+    asked = torch.full_like(places, len(real))
+    asked[real] = torch.arange(len(real))
+    own = places.view(ranks, -1)[group.rank()]
+    indices = (order, places, order[real], asked[own])
+    return Share(layout, group, *(each.to(device, non_blocking=True) for each in indices))
 
 
 def by_rank(heads: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
@@ -174,14 +180,15 @@ class _HeadsForRows(torch.autograd.Function):
 
 
 class _GatherRows(torch.autograd.Function):
-    """All ranks' rows in the padded batch's order."""
+    """All ranks' rows in the caller's order, without padding, whose gradient is zero."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
         ctx.share = share
         whole = torch.cat(gather_equal(rows, share.group)).to(rows.device)
-        return whole[share.order]
+        return whole[share.returned]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        return gradient[ctx.share.own], None
+        none = gradient.new_zeros(1, *gradient.shape[1:])
+        return torch.cat([gradient, none])[ctx.share.asked], None
