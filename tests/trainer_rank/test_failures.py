@@ -14,7 +14,7 @@ from tests.trainer_rank.test_rank import WIDE, _Bench, _loss, _requests
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.outofmemory import FailureKind, chain, failure_kind
 from trainer_rank.reports.replay import replay_report
-from trainer_rank.reports.report import canonical
+from trainer_rank.reports.report import bounded, canonical, projected
 
 
 @pytest.fixture
@@ -124,6 +124,7 @@ def test_an_oversized_plan_that_fails_is_recognised_reported_and_forgotten(
     assert failure["partial_peak_allocated"] > before
     assert replay_report(document).same is True
     assert any("requests [1]" in note for note in caught.value.__notes__)
+    _check_projected(document)
     bench.device.give_back_raw(ballast)
     bench.train(_requests([1]))
 
@@ -147,6 +148,22 @@ def _check_explained(document: dict[str, Any]) -> None:
         == (failure["after"]["reserved"])
     )
     assert len(canonical(document)) <= 64 << 10
+
+
+def _check_projected(document: dict[str, Any]) -> None:
+    """What may leave says the same without a name; what does not fit is left out in order, and listed."""
+    projection = projected(document | {"failure": document["failure"] | {"generated": [GENERATED]}})
+    assert projection["failure"]["slot"] in ("slot-0", "slot-1")
+    assert projection["failure"]["generated"] == [{"size": 4, "sha256": "0" * 64}]
+    assert replay_report(projection).same is True
+    small = bounded(document, len(canonical(document)) - 1)
+    assert small["omitted"] == ["layouts"]
+    assert small["failure"]["after"]["layout"] == []
+    assert small["failure"]["after"]["left_out"]["reserved"] == document["failure"]["reserved"]
+    assert replay_report(small).same is True
+
+
+GENERATED = {"name": "ab/cab.py", "size": 4, "sha256": "0" * 64}
 
 
 def test_a_rerun_that_fails_in_backward_is_explained_by_the_tapes(tmp_path: Path) -> None:
@@ -193,6 +210,48 @@ def test_what_fails_between_forward_and_backward_is_found_when_the_iterator_is_t
     assert document["observed"] is None
     bench.train(_requests([20]))
     assert len(bench.of("report")) == 1
+
+
+def test_a_policy_without_forecasts_reports_its_failure_and_can_be_replayed(tmp_path: Path) -> None:
+    bench = _Bench(8, room=24 << 20, spool=tmp_path / "spool", forecasts=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.train(_requests([3000] * 3))
+    document = _report(bench, tmp_path)
+    failure = document["failure"]
+    assert (failure["event"], failure["before"]) == (None, None), "nothing was forecast"
+    assert failure["reserved"] + failure["asked"] > failure["cap"], "what libraries will take was kept free"
+    assert replay_report(document).same is True
+    bench.rank.close()
+    bench.device.close()
+
+
+def test_a_spool_that_cannot_be_written_changes_nothing(bench: _Bench, tmp_path: Path) -> None:
+    bench.train(_requests([20]))
+    (tmp_path / "spool").rmdir()
+    (tmp_path / "spool").write_text("no folder")
+    handle = next(iter(bench.model.adapter_parameters("policy").values())).register_hook(_fail)
+    with pytest.raises(RuntimeError, match="in the middle") as caught:
+        bench.train(_requests([20]))
+    handle.remove()
+    assert "report not kept" in caught.value.__notes__[0]
+    bench.rank.discard_gradients()
+    bench.train(_requests([20]))
+    assert bench.rank.close()["observer_failures"] == 1
+
+
+def test_an_error_in_planning_is_reported_without_the_folders_in_its_words(
+    bench: _Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("tape /home/someone/tapes/a.tape.json: 3 of forward/layer/1 are missing")
+
+    monkeypatch.setattr(bench.rank._sampler, "_alone", broken)
+    with pytest.raises(ValueError, match="someone"):
+        bench.train(_requests([20]))
+    document = _report(bench, tmp_path)
+    assert document["kind"] == "planning_error"
+    assert document["reason"] == "tape a.tape.json: 3 of forward/layer/1 are missing"
+    assert replay_report(document).missing == ("device_or_modified_input",)
 
 
 def test_an_out_of_memory_that_the_model_recovers_from_is_no_failure(bench: _Bench) -> None:

@@ -115,9 +115,14 @@ def unforecast(units: Sequence[Unit], budget: Budget, policy: str, prefixes: Pre
     plan = Plan(Whole.name, slot_groups(units[0], prefixes))
     candidate = Candidate(0, plan.rung, plan.indices, plan.packed_tokens)
     demand = Demand(budget.sample, Coverage.UNKNOWN, *(None,) * 6, uncovered=("everything",))
+    return Choice(1, plan, admit_unseen(candidate, budget, policy), budget, (candidate,), (demand,))
+
+
+def admit_unseen(candidate: Candidate, budget: Budget, policy: str) -> Decision:
+    """Admit the only candidate, as a policy without forecasts does."""
     reason = f"policy {policy} admits without a forecast"
-    decision = Decision(Outcome.ADMITTED, budget.sample, 0, plan.rung, None, budget.available, None, None, reason)
-    return Choice(1, plan, decision, budget, (candidate,), (demand,))
+    chosen, rung = candidate.ordinal, candidate.rung
+    return Decision(Outcome.ADMITTED, budget.sample, chosen, rung, None, budget.available, None, None, reason)
 
 
 def _climb(plans: Sequence[Plan], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:

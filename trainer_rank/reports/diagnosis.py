@@ -66,6 +66,7 @@ def describe_failure(
         free=scene.free,
         allocated=scene.allocated,
         reserved=scene.reserved,
+        cap=scene.cap,
         partial_peak_allocated=peaks.allocated,
         partial_peak_reserved=peaks.reserved,
         before=None if forecaster is None else summarised(forecaster.sample.snapshot),

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer_rank.admission.budget import Budget, Status, Term
-from trainer_rank.admission.decide import Candidate, Coverage, Demand, decide
+from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, decide
 from trainer_rank.admission.ladder import Plan, ladder
+from trainer_rank.admission.planner import admit_unseen
 from trainer_rank.errors import InvalidInputError, PlanningError, TrainerRankError
 from trainer_rank.packing import slot_groups
 from trainer_rank.prefixes import Prefixes
@@ -54,17 +55,18 @@ def _replay(document: Mapping[str, Any]) -> Replayed:
     elif not _cuts_follow(document, candidates):
         return Replayed(False, None, recorded, ())
     try:
-        decision = asdict(
-            decide(
-                [_demand(row) for row in document["forecasts"]],
-                _budget(document["budget"]),
-                candidates,
-                oversize=document["oversize"],
-            )
-        )
+        decision = asdict(_decided(document, candidates))
     except PlanningError as error:
         return Replayed(document["kind"] == "planning_error", {"reason": str(error)}, recorded, missing)
     return Replayed(decision == recorded, decision, recorded, missing)
+
+
+def _decided(document: Mapping[str, Any], candidates: list[Candidate]) -> Decision:
+    budget = _budget(document["budget"])
+    if not document["policy"]["forecasts"]:
+        return admit_unseen(candidates[0], budget, document["policy"]["name"])
+    demands = [_demand(row) for row in document["forecasts"]]
+    return decide(demands, budget, candidates, oversize=document["oversize"])
 
 
 def _cuts_follow(document: Mapping[str, Any], candidates: list[Candidate]) -> bool:

@@ -74,7 +74,12 @@ class Report:
             "kind": self.kind.value,
             "step": self.step,
             "caller_step": self.caller_step,
-            "policy": {"name": self.policy.name, "sha256": self.policy.sha256, "ladder": list(self.policy.ladder)},
+            "policy": {
+                "name": self.policy.name,
+                "sha256": self.policy.sha256,
+                "forecasts": self.policy.forecasts,
+                "ladder": list(self.policy.ladder),
+            },
             "requests": [list(asdict(shape).values()) for shape in self.requests],
             "sharing": None if self.prefixes is None else asdict(self._sharing(self.prefixes)),
             "oversize": self.oversize,

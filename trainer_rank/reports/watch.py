@@ -16,7 +16,7 @@ class Scene:
     """The device at a failure: before unwinding where there is a ``sighting``, else as it was found afterwards.
 
     ``stage`` is the plan's, ``part`` what the model had begun inside it (``forward/layer/3``), ``position`` how many
-    blocks the stage had been handed before. Bytes.
+    blocks the stage had been handed before. Bytes; ``cap`` is what the allocator may reserve, None without a limit.
     """
 
     stage: str
@@ -25,6 +25,7 @@ class Scene:
     free: int
     allocated: int
     reserved: int
+    cap: int | None
     snapshot: Snapshot
     sighting: Sighting | None = None
 
@@ -58,6 +59,7 @@ class Place:
             free=device.memory_info().free if sighting is None else sighting.free,
             allocated=device.allocated() if sighting is None else sighting.allocated,
             reserved=device.reserved() if sighting is None else sighting.reserved,
+            cap=device.cap(),
             snapshot=device.snapshot(),
             sighting=sighting,
         )

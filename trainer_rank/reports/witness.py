@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.planner import Choice
 from trainer_rank.devices.protocol import Device
+from trainer_rank.errors import AdmissionRefused
 from trainer_rank.events import Announcer
 from trainer_rank.microbatch import Admitted
 from trainer_rank.outofmemory import FailureKind, failure_kind, forget_frames
@@ -59,8 +60,8 @@ class Witness:
         self._write(lambda: self._report(kind, step, choice, tuple(unit), oversize, reason=reason, prefixes=prefixes))
 
     def planning_failed(self, step: int, unit: Sequence[RequestShape], oversize: bool, error: BaseException) -> None:
-        """Report that planning itself failed."""
-        kind = ReportKind.PLANNING_ERROR
+        """Report that planning itself failed, or was refused before a decision was made here, as by another rank."""
+        kind = ReportKind.REFUSAL if isinstance(error, AdmissionRefused) else ReportKind.PLANNING_ERROR
         self._write(lambda: self._report(kind, step, None, tuple(unit), oversize, reason=str(error)))
 
     def observed(self, admitted: Admitted) -> None:

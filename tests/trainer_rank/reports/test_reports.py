@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from trainer_rank.packing import units
 from trainer_rank.policies import load_policy
 from trainer_rank.reports.replay import replay_report
 from trainer_rank.reports.report import Report, ReportKind, bounded, canonical, identified, projected
-from trainer_rank.reports.spool import Spool
 
 
 def _document(lengths: list[int], free: int, *, oversize: bool = False, step: int = 3) -> dict[str, Any]:
@@ -73,21 +71,3 @@ def test_the_projection_names_no_slot_group_or_caller_and_its_original() -> None
 def test_what_is_no_report_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=r"no planner report|malformed"):
         replay_report(content)
-
-
-def test_the_spool_is_private_idempotent_and_bounded(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", files=3)
-    first = _document([10], 100_000)
-    assert spool.write(first) == spool.write(first) == first["id"]
-    assert len(spool.reports()) == 1
-    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
-    written = [spool.write(_document([10], 100_000, step=step)) for step in range(10, 15)]
-    assert [path.name.split(".")[0] for path in spool.reports()] == written[-3:]
-    assert len(list((tmp_path / "spool").iterdir())) == 6, "a projection beside each report and no draft"
-
-
-def test_the_spool_is_bounded_in_bytes_and_keeps_the_newest(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", size=10)
-    for step in range(3):
-        last = spool.write(_document([10], 100_000, step=step))
-    assert [path.name for path in spool.reports()] == [f"{last}.report.json"]
