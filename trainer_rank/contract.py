@@ -138,8 +138,14 @@ def request(
     return Request(tokens, targets, slot, gradients, group, hidden)
 
 
-def forward(subject: Subject, requests: Sequence[Request], *, allow_oversize: bool = False) -> Iterator[MicroBatch]:
-    """Yield micro-batches with ``step`` and ``outputs`` (by request index, each with ``log_probabilities`` (n,))."""
+def forward(
+    subject: Subject, requests: Sequence[Request], *, allow_oversize: bool = False, caller_step: str | None = None
+) -> Iterator[MicroBatch]:
+    """Yield micro-batches with ``step`` and ``outputs`` (by request index, each with ``log_probabilities`` (n,)).
+
+    ``caller_step``: what the caller calls its present step; reports name it.
+    """
+    subject.rank.caller_step = caller_step
     return subject.rank.forward_micro_batches(requests, allow_oversize=allow_oversize)
 
 

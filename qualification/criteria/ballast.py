@@ -10,6 +10,7 @@ from qualification.criteria.thresholds import Measured, ended, none, some
 from qualification.figures import Unreadable
 from qualification.records import Criterion
 
+BALLAST = 68_451_041_280
 REFUSALS = ("AdmissionRefused", "AdmissionUnknown")
 
 
@@ -18,12 +19,20 @@ def judge(observation: Observation) -> list[Criterion]:
     answers = [event.text("answer") or "" for event in observation.of("answer")]
     return [
         ended(observation),
+        none("batches_without_the_reported_ballast", _without(observation), "batches"),
         some("batches_fitted", _fitted(observation), "batches"),
         some("batches_refused", sum(answer in REFUSALS for answer in answers), "batches"),
         none("batches_unanswered", _unanswered(observation, answers), "batches"),
         none("out_of_memory_events", _events(observation), "events"),
         none("answers_that_are_failures", _failures(answers), "batches", ", ".join(_others(answers)) or None),
     ]
+
+
+def _without(observation: Observation) -> Measured:
+    """Count the batches that were asked for beside less than the report's driver allocation."""
+    asked = observation.of("ballast")
+    sizes = [event.whole("size") for event in asked]
+    return sum(size != BALLAST for size in sizes) if asked else Unreadable("is unknown: no batch was tried")
 
 
 def _fitted(observation: Observation) -> Measured:

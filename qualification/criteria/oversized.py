@@ -1,10 +1,13 @@
 """Judge an oversized run: the smaller plan did all of the work, and the forced failure is fully explained.
 
-The plan and its peaks rest on replayed recordings, the explanation on the planner report that was hashed with them.
+The plan and its peaks rest on replayed recordings, the explanation on the planner report that was hashed with them; the
+request that failed is compared with the one in the recording.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Mapping
 
 from qualification.criteria.observation import Observation, Replay
@@ -16,8 +19,8 @@ from qualification.verdict import Direction, Threshold, compare
 REQUESTS = 19
 SMALLER, FORCED, AFTER = "step-0000", "step-0001", "step-0002"
 EXPLAINED = (
-    "stage", "subforward", "requests", "slot", "slot_steps", "asked", "free", "allocated", "reserved",
-    "partial_peak_allocated", "partial_peak_reserved",
+    "stage", "part", "subforward", "requests", "slot", "slot_steps", "asked", "requested", "position", "event", "free",
+    "allocated", "reserved", "before", "after", "partial_peak_allocated", "partial_peak_reserved",
 )  # fmt: skip
 """What a report of a failure must hold."""
 
@@ -34,6 +37,8 @@ def judge(observation: Observation) -> list[Criterion]:
         none("smaller_plan_above_bound", _above(observation), "B"),
         some("out_of_memory_in_forced_plan", _of(observation, FORCED, lambda found: found.out_of_memory), "events"),
         none("fields_missing_of_report", _missing(report), "fields"),
+        none("failed_request_off_the_recorded_one", _off(_figure(report, "requested"), _recorded(observation)), "B"),
+        none("forecast_off_the_failed_request", _off(_forecast(report), _figure(report, "requested")), "B"),
         none("left_by_failed_plan", _left(observation), "B"),
         some("backwards_after_failure", _of(observation, AFTER, _backwards), "backwards"),
         none("allocated_after_close", _of(observation, "close", lambda found: found.allocated_after), "B"),
@@ -95,7 +100,45 @@ def _missing(report: Mapping[str, object] | Unreadable) -> Measured:
         return len(EXPLAINED)
     lacking = sum(failure.get(name) is None for name in EXPLAINED)
     early = failure.get("sampled_before_unwinding") is not True
-    return lacking + early + (report.get("observed") is not None) + (report.get("decision") is None)
+    unnamed = report.get("decision") is None, report.get("caller_step") is None
+    return lacking + early + (report.get("observed") is not None) + sum(unnamed)
+
+
+def _figure(report: Mapping[str, object] | Unreadable, name: str) -> int | Unreadable:
+    """Return a whole number that the report says of the failure."""
+    if isinstance(report, Unreadable):
+        return report
+    failure = report.get("failure")
+    found = failure.get(name) if isinstance(failure, Mapping) else None
+    return found if type(found) is int else Unreadable(f"is unknown: the report's {name} is no whole number")
+
+
+def _forecast(report: Mapping[str, object] | Unreadable) -> int | Unreadable:
+    """Return the size that the tapes have for the allocation that failed."""
+    if isinstance(report, Unreadable):
+        return report
+    failure = report.get("failure")
+    event = failure.get("event") if isinstance(failure, Mapping) else None
+    return _figure({"failure": event}, "size")
+
+
+def _recorded(observation: Observation) -> int | Unreadable:
+    """Return the request that ran out of memory in the recording of the forced plan, bytes."""
+    path = observation.artifacts.get(f"{FORCED}.trace.json.gz")
+    if path is None:
+        return Unreadable("is unknown: the forced plan was not recorded")
+    try:
+        events = json.loads(gzip.decompress(path.read_bytes()))["events"]
+        sizes = [size for action, _, size, _ in events if action == "oom"]
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
+        return Unreadable(f"is unknown: the recording of the forced plan cannot be read: {error}")
+    return sizes[-1] if sizes and type(sizes[-1]) is int else Unreadable("is unknown: no request failed there")
+
+
+def _off(found: int | Unreadable, expected: int | Unreadable) -> Measured:
+    if isinstance(found, Unreadable):
+        return found
+    return expected if isinstance(expected, Unreadable) else abs(found - expected)
 
 
 def _left(observation: Observation) -> Measured:

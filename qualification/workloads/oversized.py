@@ -19,6 +19,8 @@ from qualification.workloads.full_step import policy_loss
 from qualification.workloads.histories import LENGTHS, histories, scaled
 
 SLOT = "policy"
+FORCED = "forced"
+"""What the caller calls the step that fails."""
 OWN_PER_MILLION = 271_632
 """Share of each history that no other has, so that 359,965 of 1,073,093 rows are packed."""
 
@@ -64,7 +66,7 @@ def fail(context: Context, subject: object, batch: list[object]) -> None:
     ballast = torch.empty(max(held, 1), dtype=torch.uint8, device=device.torch_device)
     before = device.allocated()
     try:
-        next(context.contract.forward(subject, batch, allow_oversize=True))
+        next(context.contract.forward(subject, batch, allow_oversize=True, caller_step=FORCED))
     except Exception as error:  # whatever type the failure has, it is the observation
         context.emit("failed", type=type(error).__name__, notes=list(getattr(error, "__notes__", [])))
     context.emit("part", name="oversized", allocated=device.allocated(), before=before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,11 @@ from qualification.records import Ground, Verdict
 from tests.qualification.criteria.stamping import stamp
 
 DONE = Replay(True, 900, 2000, 0, 0, 0, ("forward/0", "backward/subforward/1", "backward/subforward/0"))
-FAILURE: dict[str, Any] = dict.fromkeys(oversized.EXPLAINED, 1) | {"sampled_before_unwinding": True}
+FAILURE: dict[str, Any] = dict.fromkeys(oversized.EXPLAINED, 1) | {
+    "sampled_before_unwinding": True,
+    "requested": 600,
+    "event": {"size": 600},
+}
 
 
 def _observation(workload: str, folder: Path, events: list[dict[str, Any]], **changes: Any) -> Observation:
@@ -26,7 +31,11 @@ def _observation(workload: str, folder: Path, events: list[dict[str, Any]], **ch
 
 def _oversized(folder: Path, failure: Any = FAILURE, **report: Any) -> Observation:
     path = folder / "a.report.json"
-    document = {"kind": "out_of_memory", "decision": {}, "observed": None, "failure": failure} | report
+    trace = folder / "step-0001.trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"events": [["alloc", 0, 7, 0], ["oom", 3, 600, 0]]}).encode()))
+    document = {
+        "kind": "out_of_memory", "decision": {}, "caller_step": "forced", "observed": None, "failure": failure,
+    } | report  # fmt: skip
     path.write_text(json.dumps(document))
     events: list[dict[str, Any]] = [
         {
@@ -43,7 +52,8 @@ def _oversized(folder: Path, failure: Any = FAILURE, **report: Any) -> Observati
         "step-0002": replace(DONE, stages=("backward/subforward/0",)),
         "close": DONE,
     }
-    return _observation("oversized", folder, events, replays=replays, artifacts={"reports/a.report.json": path})
+    artifacts = {"reports/a.report.json": path, "step-0001.trace.json.gz": trace}
+    return _observation("oversized", folder, events, replays=replays, artifacts=artifacts)
 
 
 def _verdicts(criteria: list[Any]) -> dict[str, Verdict]:
@@ -56,7 +66,26 @@ def test_an_explained_failure_after_a_smaller_plan_passes(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", oversized.EXPLAINED)
 def test_each_field_of_the_explanation_counts(tmp_path: Path, name: str) -> None:
-    observation = _oversized(tmp_path, failure=FAILURE | {name: None})
+    found = _verdicts(oversized.judge(_oversized(tmp_path, failure=FAILURE | {name: None})))
+    assert found.pop("fields_missing_of_report") is Verdict.FAILED
+    assert set(found.values()) <= {Verdict.INCOMPLETE}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"requested": 512, "event": {"size": 512}}, "failed_request_off_the_recorded_one"),
+        ({"event": {"size": 512}}, "forecast_off_the_failed_request"),
+    ],
+)
+def test_the_failed_request_is_the_recorded_and_the_forecast_one(
+    tmp_path: Path, change: dict[str, Any], name: str
+) -> None:
+    assert _verdicts(oversized.judge(_oversized(tmp_path, failure=FAILURE | change))) == {name: Verdict.FAILED}
+
+
+def test_a_report_that_does_not_name_the_callers_step_fails(tmp_path: Path) -> None:
+    observation = _oversized(tmp_path, caller_step=None)
     assert _verdicts(oversized.judge(observation)) == {"fields_missing_of_report": Verdict.FAILED}
 
 
@@ -91,8 +120,10 @@ def test_nothing_at_all_passes_nothing_but_the_exit_code(tmp_path: Path) -> None
         assert passed == {"exit_code"}
 
 
-def _ballast(folder: Path, answers: list[str], replays: dict[str, Any]) -> dict[str, Verdict]:
-    events = [{"event": "ballast", "level": level} for level in range(len(answers))]
+def _ballast(
+    folder: Path, answers: list[str], replays: dict[str, Any], size: int = ballast.BALLAST
+) -> dict[str, Verdict]:
+    events = [{"event": "ballast", "level": level, "size": size} for level in range(len(answers))]
     events += [{"event": "answer", "answer": answer} for answer in answers if answer]
     return _verdicts(ballast.judge(_observation("ballast", folder, events, replays=replays)))
 
@@ -100,6 +131,9 @@ def _ballast(folder: Path, answers: list[str], replays: dict[str, Any]) -> dict[
 def test_cold_admissions_are_fitted_or_refused_and_nothing_else(tmp_path: Path) -> None:
     steps = {"level-0/step-0000": DONE}
     assert _ballast(tmp_path, ["fitted 7 rows", "AdmissionRefused"], steps) == {}
+    assert _ballast(tmp_path, ["fitted 7 rows", "AdmissionRefused"], steps, size=1) == {
+        "batches_without_the_reported_ballast": Verdict.FAILED
+    }
     died = _ballast(tmp_path, ["fitted 7 rows", "AdmissionRefused", "OutOfMemoryError"], steps)
     assert died == {"answers_that_are_failures": Verdict.FAILED}
     silent = _ballast(tmp_path, ["fitted 7 rows", "AdmissionRefused", ""], steps)

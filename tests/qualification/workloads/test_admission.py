@@ -14,7 +14,8 @@ def test_a_cold_admission_beside_a_ballast_is_fitted_or_refused(tmp_path: Path) 
     criteria = qualify("ballast", "forecast", tmp_path, levels=2, scale=64, most_free=300_000_000)
     assert {each.name: each.reason for each in criteria if each.verdict is not Verdict.PASSED} == {}
     assert {each.name: each.measured for each in criteria if each.name.startswith("batches_")} == {
-        "batches_fitted": 1,
+        "batches_without_the_reported_ballast": 0,
+        "batches_fitted": 2,
         "batches_refused": 1,
         "batches_unanswered": 0,
     }
