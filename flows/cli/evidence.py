@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -111,9 +111,9 @@ def show(
     with _evidence() as connection:
         detail = queries.run_detail(connection, queries.find_run(connection, run))
     if html is not None:
-        from qualification.reporting.page import EVENTS, page
+        from qualification.reporting.page import holds_events, page
 
-        return _write(html, page(detail, _events(detail, EVENTS)))
+        return _write(html, page(detail, _events(detail, holds_events)))
     if as_json:
         return _document("show", **msgspec.structs.asdict(detail))
     return _print(text.detail_tables(detail))
@@ -266,14 +266,14 @@ def _print(shown: Any) -> int:  # noqa: ANN401 - whatever rich can print
     return ExitCode.PASSED
 
 
-def _events(detail: RunDetail, name: str) -> dict[int, bytes]:
-    """Read the stamped events of each result that holds them, by the result's sequence."""
+def _events(detail: RunDetail, wanted: Callable[[str], bool]) -> dict[int, bytes]:
+    """Read the stamped events of each result that holds them, by the result's sequence; of its last process."""
     store = BlobStore(home())
     return {
         one.result.sequence: store.read(artifact.sha256)
         for one in detail.results
         for artifact in one.artifacts
-        if artifact.name == name
+        if wanted(artifact.name)
     }
 
 

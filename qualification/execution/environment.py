@@ -17,7 +17,9 @@ ALLOWED = frozenset(
 )  # fmt: skip
 """What passes from the caller; everything else stays behind, secrets first of all."""
 
-CACHES = ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+CACHES = (
+    "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TILELANG_CACHE_DIR", "CUDA_CACHE_PATH",
+)  # fmt: skip
 CACHE_FOLDER = "caches"
 
 

@@ -8,9 +8,6 @@ from html import escape
 from qualification.reporting.lines import ResultDetail, RunDetail, RunLine
 from qualification.reporting.plots import Plot, memory_plot, thresholds_plot
 
-EVENTS = "launcher:events.jsonl"
-"""The artifact that holds a workload's stamped events, as the launcher keeps it."""
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
@@ -22,6 +19,11 @@ td { overflow-wrap: anywhere; } .good { color: #2d7a49; } .bad { color: #a62e24;
 svg { max-width: 100%; height: auto; }
 """
 _GOOD, _BAD = {"PASSED", "CLEAN", "adopted", "approve"}, {"FAILED", "DIRTY", "rejected", "reject"}
+
+
+def holds_events(artifact: str) -> bool:
+    """Whether an artifact, by its name, holds stamped events, as the launcher keeps them of each process."""
+    return artifact.startswith("launcher:") and artifact.endswith("events.jsonl")
 
 
 def page(detail: RunDetail, events: Mapping[int, bytes]) -> str:

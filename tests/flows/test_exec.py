@@ -11,6 +11,7 @@ import pytest
 
 from flows.cli.main import execute
 from qualification.execution import recovery
+from qualification.execution.environment import CACHES
 from qualification.execution.inventory import virtual_devices
 from tests.scripted_nvml import GPUS, IDLE, LOST, NO_PERMISSION, TOTAL, ScriptedNvml
 
@@ -90,7 +91,7 @@ def test_caches_are_private_to_each_run_and_gone_afterwards(
     _, first = receipt_of(capsys, "--", "sh", "-c", script)
     _, second = receipt_of(capsys, "--", "true")
     listed = [probes(receipt, "caches")[0]["values"]["retired"] for receipt in (first, second)]
-    assert len(listed[0]) == len(listed[1]) == 3
+    assert len(listed[0]) == len(listed[1]) == len(CACHES)
     assert not set(listed[0]) & set(listed[1])
     assert not any(Path(path).exists() for path in (*listed[0], *listed[1]))
     assert own.exists()

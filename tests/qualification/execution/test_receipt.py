@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from qualification.execution.environment import CACHES
 from qualification.execution.files import write_durably
 from qualification.execution.identity import read_entry, record
 from qualification.execution.probes import host
@@ -177,7 +178,7 @@ def test_the_private_caches_are_listed_and_gone(tmp_path: Path) -> None:
     caches = next(one for one in receipt.probes if one.name == "caches")
     retired = caches.values["retired"]
     assert isinstance(retired, tuple)
-    assert len(retired) == 3
+    assert len(retired) == len(CACHES)
     assert not any(Path(path).exists() for path in retired)
 
 
