@@ -72,6 +72,6 @@ def test_without_one_workload_nothing_is_adopted(name: str, workload: str) -> No
         assert ruled(name, [*others, result(missing, criteria=tuple(short))])[:2] == (Decision.HELD, "incomplete")
 
 
-def test_adoption_rests_on_releases_under_pressure_in_matched_arms_and_beside_another_device() -> None:
+def test_adoption_rests_on_releases_under_pressure_in_matched_arms_beside_a_device_and_on_a_cold_admission() -> None:
     names = {required.name for required in load_rules("adoption").rules.workloads}
-    assert {"full_step", "throughput", "pressure", "release_vs_observe", "device_release"} <= names
+    assert {"full_step", "throughput", "pressure", "release_vs_observe", "device_release", "ballast"} <= names
