@@ -44,6 +44,9 @@ _PRESSURE = {
     "left_free": Parameter(default=34_734_080, most=268_435_456),
     "demand": Parameter(default=8_388_608, most=67_108_864),
     **_BATCH,
+    "requests": Parameter(default=2, most=256),
+    "shortest": Parameter(default=2200, most=8192),
+    "longest": Parameter(default=2600, most=8192),
 }
 
 PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {

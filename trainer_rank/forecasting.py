@@ -134,7 +134,8 @@ class PlanForecaster:
         assert expected is not None and bound is not None
         allocated, reserved = self.sample.snapshot.allocated, self.sample.snapshot.reserved
         retained = max((each.left for each in found.turns if each.turn.phase == FORWARD), default=allocated)
-        required = bound.reserved - reserved
+        growth = bound.reserved - reserved
+        required = growth if self._policy.counts_cached else max(growth, bound.allocated - allocated)
         return Demand(
             sample=self.sample.ordinal,
             coverage=Coverage(found.status.value),
@@ -143,7 +144,7 @@ class PlanForecaster:
             peak_reserved=expected.reserved,
             bound_allocated=bound.allocated,
             bound_reserved=bound.reserved,
-            bound_device_used=memory.total - memory.free + required,
+            bound_device_used=memory.total - memory.free + growth,
             peak_stage=found.stage,
             host=host,
             terms=(

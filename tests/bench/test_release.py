@@ -10,36 +10,9 @@ import pytest
 import torch
 
 from bench.native import release
-from qualification.workloads.driver_memory import DriverMemory
+from tests.bench.modelled import Driver
 from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.models.reference import TINY
-
-HANDLE = 41_943_040
-
-
-class Driver(DriverMemory):
-    """Takes a virtual card's raw memory."""
-
-    def __init__(self, device: VirtualDevice) -> None:
-        self._device = device
-        self._sizes: dict[int, int] = {}
-
-    def take(self, size: int, refused: str) -> int:
-        if size > self._device.memory_info().free:
-            raise RuntimeError(refused)
-        self._device.take_raw(size)
-        address = max(self._sizes, default=0) + 1
-        self._sizes[address] = size
-        return address
-
-    def give_back(self, address: int) -> None:
-        self._device.give_back_raw(self._sizes.pop(address))
-
-    def handle(self) -> int:
-        return self.take(HANDLE, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-
-    def destroy(self, handle: int) -> None:
-        self.give_back(handle)
 
 
 @pytest.fixture

@@ -32,8 +32,9 @@ class Coverage(StrEnum):
 class Demand:
     """What one candidate will take, forecast from memory sample ``sample``. All sizes in bytes, None where unknown.
 
-    ``required`` bounds the driver memory that the plan takes beyond what is reserved now; it is the figure that is
-    compared with the budget. ``terms`` name what makes it up. ``host`` bounds the host memory that the plan takes.
+    ``required`` bounds what the plan takes of the memory that is free now: what it takes from the driver, or under a
+    policy that counts no cached blocks all that it allocates. It is compared with the budget. ``terms`` name what makes
+    it up. ``host`` bounds the host memory that the plan takes.
     """
 
     sample: int

@@ -35,16 +35,18 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Policy:
     """A policy document: its name, the SHA-256 of its bytes, and its settings (bytes, tokens, shares per million).
 
-    ``forecasts``: admit by recorded tapes; otherwise one group at a time, whole and unseen. ``host_per_million``: how
-    much of the available host memory graphs may be held in. ``claims_libraries``: keep
-    free what libraries will take. ``release_on_refusal``: release the cache when nothing fits, and plan again.
-    ``release_per_million``: how much of the forward work releases may cost, None without limit.
+    ``forecasts``: admit by recorded tapes; otherwise one group at a time, whole and unseen. ``counts_cached``: what
+    cached blocks will serve of a plan need not be free. ``host_per_million``: how much of the available host memory
+    graphs may be held in. ``claims_libraries``: keep free what libraries will take. ``release_on_refusal``: release the
+    cache when nothing fits, and plan again. ``release_per_million``: how much of the forward work releases may cost,
+    None without limit.
     """
 
     name: str
     sha256: str
     forecasts: bool
     ladder: tuple[str, ...]
+    counts_cached: bool
     reserve_bytes: int
     caller_bytes_per_token: int
     host_per_million: int
@@ -84,6 +86,7 @@ def parse_policy(document: bytes) -> Policy:
         sha256=hashlib.sha256(document).hexdigest(),
         forecasts=settings.take("admission.forecasts", bool),
         ladder=tuple(str(rung) for rung in settings.take("admission.ladder", list)),
+        counts_cached=settings.take("admission.counts_cached", bool),
         reserve_bytes=settings.count("admission.reserve_bytes"),
         caller_bytes_per_token=settings.count("admission.caller_bytes_per_token"),
         host_per_million=settings.count("admission.host_per_million"),

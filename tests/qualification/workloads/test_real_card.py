@@ -17,54 +17,34 @@ from qualification.execution.worker import Context, Job
 from qualification.records import Criterion, Ground, Verdict
 from qualification.workloads import library_demand
 from qualification.workloads.recompute import replays
+from tests.bench.modelled import Driver
 from tests.qualification.criteria.stamping import stamp
 from trainer_rank import contract
 from trainer_rank.devices.virtual import VirtualDevice
 
-HANDLE = 41_943_040
 
-
-class Driver:
-    """Stands for the CUDA runtime and cuBLAS over a virtual card's raw memory."""
+class Card:
+    """The virtual card of the subject that lives, and how it is reached past PyTorch."""
 
     device: VirtualDevice
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}
-
-    def take(self, size: int, refused: str) -> int:
-        if size > self.device.memory_info().free:
-            raise RuntimeError(refused)
-        self.device.take_raw(size)
-        address = len(self._sizes) + 1
-        self._sizes[address] = size
-        return address
-
-    def give_back(self, address: int) -> None:
-        self.device.give_back_raw(self._sizes[address])
-
-    def handle(self) -> int:
-        return self.take(HANDLE, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-
-    destroy = give_back
 
 
 def construct(**options: Any) -> contract.Subject:
     subject = contract.construct(**options | {"ground": "rehearsal", "capacity": None, "demands": ()})
     assert isinstance(subject.device, VirtualDevice)
-    Driver.device = subject.device
+    Card.device = subject.device
     return subject
 
 
 def close(subject: contract.Subject) -> dict[str, int]:
     report = contract.close(subject)
-    Driver.device.close()
+    Card.device.close()
     return report
 
 
 @pytest.fixture
 def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Criterion]]]:
-    monkeypatch.setattr(library_demand, "DriverMemory", Driver)
+    monkeypatch.setattr(library_demand, "DriverMemory", lambda: Driver(Card.device))
     card = SimpleNamespace(**{name: getattr(contract, name) for name in dir(contract)})
     card.construct, card.close = construct, close
     events, output = tmp_path / "events", tmp_path / "out"
@@ -94,7 +74,7 @@ def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         return criteria
 
     yield qualify
-    Driver.device.close()
+    Card.device.close()
 
 
 def unmet(criteria: list[Criterion]) -> dict[str, str | None]:
