@@ -57,15 +57,11 @@ def unpadded_dense(given: Adapters, rows: torch.Tensor, base: torch.Tensor) -> t
     return base + (low * given.settings.scale) @ given.up["map"]
 
 
-def forward_and_backward(work: Callable[[], torch.Tensor], rows: torch.Tensor, given: Adapters) -> float:
+def forward_and_backward(
+    work: Callable[[], torch.Tensor], rows: torch.Tensor, gradient: torch.Tensor, given: Adapters
+) -> float:
     """Seconds of one forward and backward, no gradient kept."""
-    gradient = torch.ones((), dtype=torch.bfloat16, device="cuda")
-
-    def once() -> None:
-        result = work()
-        result.backward(gradient.expand_as(result).contiguous())  # type: ignore[no-untyped-call]
-
-    seconds = timed(once)
+    seconds = timed(lambda: work().backward(gradient))  # type: ignore[no-untyped-call]
     for leaf in (rows, *given.parameters().values()):
         leaf.grad = None
     return seconds
@@ -89,7 +85,7 @@ def products() -> list[dict[str, Any]]:
             given = adapters(rank, inputs, outputs, EXPERTS)
             works["as shipped", rank] = given, partial(given.add_grouped, "map", rows, base, ends)
             works["weights padded", rank] = given, partial(padded_grouped, given, rows, base, ends)
-        found += _interleaved(name, rows, works)
+        found += _interleaved(name, rows, base, works)
     for name, (inputs, outputs) in DENSE.items():
         rows, base = _rows(TOKENS, inputs, outputs)
         works = {}
@@ -97,7 +93,7 @@ def products() -> list[dict[str, Any]]:
             given = adapters(rank, inputs, outputs)
             works["as shipped", rank] = given, partial(given.add, "map", rows, base)
             works["not padded", rank] = given, partial(unpadded_dense, given, rows, base)
-        found += _interleaved(name, rows, works)
+        found += _interleaved(name, rows, base, works)
     return found
 
 
@@ -106,11 +102,11 @@ def _rows(count: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Te
     return rows, torch.randn(count, outputs, dtype=torch.bfloat16, device="cuda")
 
 
-def _interleaved(name: str, rows: torch.Tensor, works: dict[Any, Any]) -> list[dict[str, Any]]:
+def _interleaved(name: str, rows: torch.Tensor, gradient: torch.Tensor, works: dict[Any, Any]) -> list[dict[str, Any]]:
     times: dict[Any, list[float]] = {key: [] for key in works}
     for repeat in range(REPEATS + 3):
         for key, (given, work) in works.items():
-            seconds = forward_and_backward(work, rows, given)
+            seconds = forward_and_backward(work, rows, gradient, given)
             if repeat >= 3:
                 times[key].append(seconds)
     return [
