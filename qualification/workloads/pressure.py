@@ -6,8 +6,8 @@ that reduction after its communicator was rebuilt each want memory that no alloc
 ballast narrows it first, and the backward wants a cuBLAS handle of its own; see ``library_demand``.
 
 Parameters: ``capacity`` of the card (2,600,000,000 B), ``left_free`` (34,734,080 B), ``demand`` of each of (a), (b),
-(c) beside what the card's own libraries want (8,388,608 B), and of the batch: ``requests`` (2), ``shortest`` (2,200) and
-``longest`` (2,600) tokens, so that no plan allocates less than is left free, ``seed`` and ``frozen``, as for the
+(c) beside what the card's own libraries want (8,388,608 B), and of the batch: ``requests`` (2), ``shortest`` (2,200)
+and ``longest`` (2,600) tokens, so that no plan allocates less than is left free, ``seed`` and ``frozen``, as for the
 workload full_step.
 """
 
