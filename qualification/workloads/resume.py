@@ -53,17 +53,26 @@ def run(context: Context) -> None:
     if context.parameter("layers") and context.job.ground is not Ground.NATIVE:
         raise ConfigurationError("workload resume runs the Megatron model on ground native alone; give layers=0")
     parts: dict[str, Callable[[Context, Any], None]] = {"publish": _publish, "continue": _continue}
-    subject = context.contract.construct(
-        ground=context.job.ground.value,
-        policy=context.job.policy,
-        seed=context.parameter("seed"),
-        slots=SLOTS,
-        layers=context.parameter("layers"),
-        recordings=context.output,
-        on_event=context.emit_event,
-    )
+    subject = _construct(context)
     parts[context.job.process](context, subject)
     context.close(subject)
+
+
+def _construct(context: Context) -> Any:  # noqa: ANN401 - the subject's object
+    try:
+        return context.contract.construct(
+            ground=context.job.ground.value,
+            policy=context.job.policy,
+            seed=context.parameter("seed"),
+            slots=SLOTS,
+            layers=context.parameter("layers"),
+            recordings=context.output,
+            on_event=context.emit_event,
+        )
+    except Exception as error:
+        if type(error).__name__ == "UnsupportedError":  # the host lacks what was asked for: no word on the policy
+            raise ConfigurationError(str(error)) from error
+        raise
 
 
 def _publish(context: Context, subject: Any) -> None:  # noqa: ANN401 - the subject's object

@@ -22,6 +22,7 @@ from qualification.workloads import resume
 from qualification.workloads.recompute import replays
 from tests.qualification.criteria.stamping import stamp
 from trainer_rank import contract
+from trainer_rank.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[3]
 SMALL: dict[str, int | str] = {"requests": 2, "shortest": 8, "longest": 16}
@@ -209,6 +210,18 @@ def test_a_group_that_lost_optimizer_state_or_its_manifest_is_not_whole(
     found = judged(replace(first, artifacts=swapped), second)
     assert "slot-auxiliary.safetensors is not what the manifest lists" in str(found["published_files_wrong"].reason)
     assert found["published_steps_auxiliary"].verdict is Verdict.INCOMPLETE
+
+
+def test_a_host_that_lacks_what_was_asked_for_says_nothing_about_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def construct(**_: Any) -> contract.Subject:
+        raise UnsupportedError("the Megatron model needs megatron.core, which cannot be imported")
+
+    monkeypatch.setattr(contract, "construct", construct)
+    (failure,) = perform(tmp_path, "publish").of("failure")
+    assert failure.text("type") == "ConfigurationError"
+    assert failure.text("text") == "the Megatron model needs megatron.core, which cannot be imported"
 
 
 def test_a_publisher_that_failed_has_no_continuation(published: tuple[Path, Observation]) -> None:
