@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.native.learning import Pass, difference, memorise, one_pass, wake
+from bench.native.batches import packed_batch
+from bench.native.learning import LENGTHS, Pass, difference, memorise, one_pass, wake
 from bench.native.lora import adapters, uneven_ends
-from bench.native.megatron import built
+from bench.native.megatron import built, without_hooks
 from trainer_rank.devices.cuda import CudaDevice
 from trainer_rank.errors import UnsupportedError
 from trainer_rank.models.adapters import Adapters
@@ -92,6 +93,17 @@ def assert_repeats(first: Pass, again: Pass) -> None:
 
 def test_equal_passes_repeat(runtime: MegatronRuntime) -> None:
     assert_repeats(one_pass(runtime), one_pass(runtime))
+
+
+def test_zero_adapters_give_the_base_models_outputs(runtime: MegatronRuntime) -> None:
+    with torch.no_grad():
+        for name, parameter in runtime.adapter_parameters("adversary").items():
+            assert not name.endswith(".up") or not parameter.any(), "an adapter adds nothing until it has trained"
+    batch = packed_batch(LENGTHS, runtime.geometry.vocabulary, runtime.device.torch_device)
+    adapted = runtime.forward(batch, slot="adversary", gradients=False).log_probabilities
+    with without_hooks(runtime, dispatchers=False):
+        base = runtime.forward(batch, slot="adversary", gradients=False).log_probabilities
+    assert torch.equal(adapted, base)
 
 
 def test_a_model_built_again_from_its_seed_repeats(runtime: MegatronRuntime, cuda: CudaDevice) -> None:
