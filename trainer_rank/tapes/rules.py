@@ -39,13 +39,13 @@ class Rule:
     def size(self, features: Mapping[str, int]) -> int | None:
         """Return the bytes, or None when a feature is not given or the line leaves 1 B to 1 EiB: then it is unknown."""
         value = self.line(features)
-        if value is None or not 0 < value < LARGEST:
+        if value is None or value >= LARGEST:
             return None
         if self.ceiling is not None and value > self.ceiling:
             value = self.ceiling
         if self.floor is not None and value < self.floor:
             value = self.floor
-        return value
+        return value if value > 0 else None
 
     @property
     def growing(self) -> bool:

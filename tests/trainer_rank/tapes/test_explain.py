@@ -83,3 +83,9 @@ def test_a_line_below_zero_or_beyond_an_exbibyte_has_no_size(tokens: int) -> Non
 
 def test_a_feature_that_nobody_gave_is_unknown_not_zero() -> None:
     assert Rule((Term("packed_tokens", 1, 8),), 100).size({"tokens": 5}) is None
+
+
+def test_a_size_that_stopped_falling_stays_where_it_stopped() -> None:
+    rule = Rule((Term("sequences", 1, 4),), -4, floor=8)
+    assert [rule.size({"sequences": count}) for count in (1, 2, 4)] == [8, 8, 12]
+    assert Rule((Term("sequences", 1, 4),), -4).size({"sequences": 1}) is None
