@@ -171,7 +171,7 @@ def test_a_forward_that_the_driver_refuses_is_explained_and_leaves_nothing(card:
 
 
 @pytest.mark.parametrize(
-    ("rung", "part", "keep"), [("whole", "backward/layer/", 300 * MIB), ("rerun", "forward/layer/", 200 * MIB)]
+    ("rung", "part", "keep"), [("whole", "backward/layer/", 512 * MIB), ("rerun", "forward/layer/", 200 * MIB)]
 )
 def test_a_backward_that_the_driver_refuses_is_explained(card: _Card, rung: str, part: str, keep: int) -> None:
     card.choose(rung)
