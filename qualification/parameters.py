@@ -81,6 +81,13 @@ PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
         "left_free": Parameter(default=4_194_304, most=33_554_432),
         "seed": _SEED,
     },
+    "context_parallel": {
+        "scale": Parameter(default=64, most=100_000),
+        "capacity": Parameter(default=2_200_000_000, least=2_120_000_000, most=MOST_CAPACITY),
+        "seed": _SEED,
+        "rank": Parameter(default=1, most=256),
+        "layers": Parameter(default=0, most=40),
+    },
     "ballast": {
         "scale": Parameter(default=16, most=100_000),
         "levels": Parameter(default=6, least=2, most=64),

@@ -19,11 +19,11 @@ def ended(observation: Observation, name: str = "exit_code") -> Criterion:
     return compare(threshold, observation.exit_code, Basis.MEASURED, reason)
 
 
-def left_after_close(observation: Observation) -> Measured:
-    """Return the bytes that were allocated once everything was closed, by the replay of that recording."""
-    found = observation.replays.get("close", Unreadable("is missing"))
+def left_after_close(observation: Observation, folder: str = "") -> Measured:
+    """Return the bytes that were allocated once all was closed, by the replay of that recording in ``folder``."""
+    found = observation.replays.get(f"{folder}close", Unreadable("is missing"))
     if isinstance(found, Unreadable):
-        return Unreadable(f"is unknown: recording close {found.reason}")
+        return Unreadable(f"is unknown: recording {folder}close {found.reason}")
     return found.allocated_after
 
 
