@@ -246,21 +246,14 @@ def report(recording: Mapping[str, Any]) -> str:
         for each in recording["arms"]
         if each["outcome"] != "finished"
     }
-    head = [
-        "policy",
-        "finished",
-        "releases",
-        "ms release",
-        "ms refill",
-        "ms of a round's first step",
-        "ms of the others",
-    ]
+    head = ["policy", "finished", "releases", "ms release", "ms refill", "% charged", "ms first step", "ms other steps"]
     return "\n".join(
         [
             f"{recording['card']}, torch {recording['torch']}: {len(rounds)} rounds of {steps} steps of "
-            f"{recording['tokens']:,} tokens for each arm, the arms in turn. Releases and refill are those of all "
-            "rounds, milliseconds of a step are medians, and the time lost is that of a round against the arm without "
-            f"pressure ({step * 1e3:.1f} ms a step), the median of the rounds.",
+            f"{recording['tokens']:,} tokens for each arm, the arms in turn. Releases, refill and what was charged are "
+            "those of all rounds, planning anew included; milliseconds of a step are medians. Time lost is that of a "
+            f"round against the arm without pressure in it ({step * 1e3:.1f} ms a step): the median, lowest and highest "
+            "round. For the arm without pressure it is against its own median, which is the noise.",
             "",
             table([*head, "tokens/s", "% of time lost", "peak reserved, B"], rows),
             "",
@@ -275,23 +268,28 @@ def _row(name: str, recording: Mapping[str, Any], rounds: Mapping[int, Sequence[
     cells = [f"`{name}`" if name in POLICIES else name, f"{len(finished)} of {len(arms)}"]
     cells.append(str(sum(each["releases"] for each in arms)))
     if not finished:
-        return [*cells, *["-"] * 7]
+        return [*cells, *["-"] * 8]
     seconds = [second for each in finished for second in each["seconds"]]
-    taken = [min(each["segments_returned"], each["segments_taken"]) for each in finished]
-    refill = (
-        sum(number * (each["refill_ns_per_segment"] or 0) for number, each in zip(taken, finished, strict=True)) / 1e6
-    )
-    lost = [sum(each["seconds"]) / sum(rounds[each["round"]]) - 1 for each in finished]
+    refill, charged = sum(map(_refill, finished)), sum(each["charged_s"] for each in finished)
+    calm = {number: sum(steps) for number, steps in rounds.items()}
+    beside = dict.fromkeys(calm, median(calm.values())) if name == CALM else calm
+    lost = [100 * (sum(each["seconds"]) / beside[each["round"]] - 1) for each in finished]
     return [
         *cells,
         f"{1e3 * sum(each['release_s'] for each in finished):.1f}",
-        f"{refill:.1f}",
+        f"{1e3 * refill:.1f}",
+        f"{100 * (charged + refill) / sum(seconds):.2f}",
         f"{1e3 * median(each['seconds'][0] for each in finished):.1f}",
         f"{1e3 * median(second for each in finished for second in each['seconds'][1:]):.1f}",
         f"{recording['tokens'] * len(seconds) / sum(seconds):,.0f}",
-        f"{100 * median(lost):.2f}",
+        f"{median(lost):.2f} ({min(lost):.2f} to {max(lost):.2f})",
         f"{max(each['peak_reserved'] for each in finished):,}",
     ]
+
+
+def _refill(arm: Mapping[str, Any]) -> float:
+    """Seconds that an arm's releases cost in segments taken again, at most as many as were returned."""
+    return min(arm["segments_returned"], arm["segments_taken"]) * (arm["refill_ns_per_segment"] or 0) / 1e9
 
 
 def main(folder: Path) -> None:
