@@ -252,7 +252,7 @@ def report(recording: Mapping[str, Any]) -> str:
             f"{recording['card']}, torch {recording['torch']}: {len(rounds)} rounds of {steps} steps of "
             f"{recording['tokens']:,} tokens for each arm, the arms in turn. Releases, refill and what was charged are "
             "those of all rounds, planning anew included; milliseconds of a step are medians. Time lost is that of a "
-            f"round against the arm without pressure in it ({step * 1e3:.1f} ms a step): the median, lowest and highest "
+            f"round against the arm without pressure in it ({step * 1e3:.1f} ms a step): median, lowest and highest "
             "round. For the arm without pressure it is against its own median, which is the noise.",
             "",
             table([*head, "tokens/s", "% of time lost", "peak reserved, B"], rows),
