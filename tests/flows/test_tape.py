@@ -73,6 +73,58 @@ def test_a_recording_that_cannot_be_trusted_makes_no_tape(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("trace", "text"),
+    [
+        ("A02_ring_overwrote_middle", "event 2: expected"),
+        ("A04_expandable", "event 0: expected"),
+        ("A04_max_split_128", "event 1: expected cached block"),
+        ("A18_ends_in_oom", "lower bounds"),
+    ],
+)
+def test_a_recording_that_cannot_be_trusted_proves_nothing(
+    trace: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are compared with nothing, and the others of the same command are still checked."""
+    tape, sound = tmp_path / "t.tape", CASES / "A16_zero_bytes.json"
+    run(capsys, "fit", sound, "-o", tape)
+    code, files = check(capsys, tape, CASES / f"{trace}.json", sound)
+    doubtful, checked = files
+    assert (code, doubtful["status"], doubtful["bound_holds"]) == (4, "unknown", None)
+    assert doubtful["allocated_error_pct"] is None and doubtful["reserved_error_pct"] is None
+    assert text in doubtful["uncovered"][0]
+    assert (checked["status"], checked["bound_holds"]) == ("covered", True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"cp": 0}, "context is 0"),
+        ({"L": 0}, "layers is 0"),
+        ({"T": None}, "T is None"),
+        ({"T": 1 << 61}, "give 0 to"),
+    ],
+)
+def test_what_a_recording_states_is_refused_with_its_name(
+    changed: dict[str, int | None], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = CASES / "A16_zero_bytes.json"
+    (tmp_path / "odd.json").write_text(json.dumps(json.loads(sound.read_text()) | changed))
+    (tmp_path / "bare.json").write_text(
+        json.dumps({k: v for k, v in json.loads(sound.read_text()).items() if k != "T"})
+    )
+    run(capsys, "fit", sound, "-o", tmp_path / "t.tape")
+    for file, words in (("odd.json", text), ("bare.json", "states no number of tokens")):
+        for command in (
+            ["fit", tmp_path / file, "-o", tmp_path / "o.tape"],
+            ["check", tmp_path / "t.tape", tmp_path / file],
+        ):
+            code, out, err = run(capsys, *command)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert file in err and words in err
+    assert not (tmp_path / "o.tape").exists()
+
+
 def test_streams_keep_their_own_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tape = tmp_path / "streams.tape"
     trace = CASES / "A19_two_streams.json"

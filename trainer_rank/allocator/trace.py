@@ -198,7 +198,11 @@ def _features(value: dict[str, Any]) -> dict[str, int]:
     others = value.get("features", {})
     if not isinstance(others, dict):
         raise TraceError("features is not an object of integers")
-    return named | {name: whole_number(field, f"feature {name}") for name, field in others.items()}
+    named |= {name: whole_number(field, f"feature {name}") for name, field in others.items()}
+    for name in ("layers", "context"):
+        if named.get(name) == 0:
+            raise TraceError(f"{name} is 0: a pass has one or more; leave it out where it is not known")
+    return named
 
 
 def _marks(value: object, events: int) -> tuple[tuple[int, str], ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trainer_rank.allocator.replay import replay
+from trainer_rank.allocator.replay import ReplayResult, replay
 from trainer_rank.allocator.trace import Trace
-from trainer_rank.errors import TraceError
-from trainer_rank.features import recorded_features
-from trainer_rank.tapes.forecast import Figures, Forecast, forecast
-from trainer_rank.tapes.passes import UNNAMED_STAGE
+from trainer_rank.tapes.fit import where
+from trainer_rank.tapes.forecast import Figures, Forecast, Status, forecast
+from trainer_rank.tapes.passes import UNNAMED_STAGE, stated_features
 from trainer_rank.tapes.tape import Tape
 
 
@@ -45,31 +45,45 @@ class Comparison:
 def compare(tape: Tape, trace: Trace) -> Comparison:
     """Forecast the pass of ``trace`` from its own ``before`` snapshot; its events serve only to know what happened.
 
-    TraceError when the recording is cut or contradicts itself so that its peaks mean nothing.
+    Unknown where the recording was cut, contradicts itself or ends out of memory, so that its peaks mean nothing.
     """
     features = trace.features or {}
-    plan = recorded_features(features)
-    allocated, reserved = trace.peak_allocated, trace.peak_reserved
-    if allocated is None or reserved is None:
-        result = replay(trace)
-        if not result.exact or result.partial:
-            raise TraceError(f"{trace.source}: states no peaks and cannot be replayed to its end; record it again")
-        allocated, reserved = result.peak_allocated, result.peak_reserved
-    phases = dict.fromkeys(stage.partition("/")[0] for _, stage in trace.marks)
-    made = forecast(
-        tape,
-        plan,
-        trace.before,
-        context=features.get("context", 1),
-        layers=features.get("layers"),
-        stages=[phase for phase in phases if phase != UNNAMED_STAGE],
-    )
+    plan = stated_features(trace)
+    result = replay(trace)
+    doubt = _doubt(result)
+    made = _forecast(tape, trace, plan) if doubt is None else Forecast(Status.UNKNOWN, None, None, uncovered=(doubt,))
+    made = replace(made, notes=(*made.notes, *result.notes))
     if made.expected is not None and trace.memory_info and made.expected.reserved > trace.memory_info[1]:
         note = f"expected reserved of {made.expected.reserved} B exceeds the card's {trace.memory_info[1]} B"
         made = replace(made, notes=(*made.notes, note))
-    tokens = features.get("tokens", plan["packed_tokens"])
-    return Comparison(tokens, Figures(allocated, reserved, None), made)
+    observed = Figures(
+        result.peak_allocated if trace.peak_allocated is None else trace.peak_allocated,
+        result.peak_reserved if trace.peak_reserved is None else trace.peak_reserved,
+        None,
+    )
+    return Comparison(features.get("tokens", plan["packed_tokens"]), observed, made)
 
 
-def _percent(forecast_bytes: int, observed: int) -> float:
-    return 100.0 * (forecast_bytes - observed) / observed if observed else 0.0
+def _forecast(tape: Tape, trace: Trace, plan: Mapping[str, int]) -> Forecast:
+    phases = dict.fromkeys(stage.partition("/")[0] for _, stage in trace.marks)
+    return forecast(
+        tape,
+        plan,
+        trace.before,
+        context=trace.features.get("context", 1),
+        layers=trace.features.get("layers"),
+        stages=[phase for phase in phases if phase != UNNAMED_STAGE],
+    )
+
+
+def _doubt(result: ReplayResult) -> str | None:
+    """Say why nothing can be compared with what a recording states; None when its events lead to its peaks."""
+    if result.partial:
+        return "the recording ends out of memory, its peaks are lower bounds: record a pass that ends"
+    if not result.exact:
+        return f"the recording is not what PyTorch's default allocator does, {where(result.divergence)}: record again"
+    return None
+
+
+def _percent(forecast_bytes: int, observed: int) -> float | None:
+    return 100.0 * (forecast_bytes - observed) / observed if observed else None

@@ -69,14 +69,15 @@ def _checked(trace: Trace) -> tuple[Pass, Probe]:
         raise TapeError(f"{trace.source}: incomplete, {result.notes[0]}; record again")
     if not result.exact:
         raise TapeError(
-            f"{trace.source}: not what PyTorch's default allocator does, {_where(result.divergence)}; "
+            f"{trace.source}: not what PyTorch's default allocator does, {where(result.divergence)}; "
             "record under default allocator settings"
         )
     name = FilePath(trace.source).name
     return recorded, Probe(recorded.features, name, trace.before.allocated, result.peak_allocated, result.peak_reserved)
 
 
-def _where(divergence: Divergence | None) -> str:
+def where(divergence: Divergence | None) -> str:
+    """Name the event at which a recording and the allocator's model part."""
     if divergence is None:
         return "the pass ended early"
     place = "its peaks" if divergence.event is None else f"event {divergence.event}"

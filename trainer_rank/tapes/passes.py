@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainer_rank.allocator.snapshot import ACTIVE, INACTIVE
 from trainer_rank.allocator.trace import Event, Trace
-from trainer_rank.errors import TapeError
+from trainer_rank.errors import InvalidInputError, TapeError
 from trainer_rank.features import LARGEST, recorded_features
 
 UNNAMED_STAGE = "step"
@@ -63,6 +63,14 @@ def read_pass(trace: Trace) -> Pass:
     return reader.finish()
 
 
+def stated_features(trace: Trace) -> dict[str, int]:
+    """Return the plan features that a recording states; an InvalidInputError names it where it states too little."""
+    try:
+        return recorded_features(trace.features)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{trace.source}: {error}") from None
+
+
 class _Reader:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -110,7 +118,7 @@ class _Reader:
         if not self.sizes:
             raise TapeError(f"{self.trace.source}: nothing was allocated in the recorded pass; record a full pass")
         return Pass(
-            features=recorded_features(features),
+            features=stated_features(self.trace),
             context=features.get("context", 1),
             layers=features.get("layers"),
             operations=tuple(self.operations),

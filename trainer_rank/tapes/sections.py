@@ -71,7 +71,12 @@ class _Stretch:
     def to(self, count: int) -> Path:
         if count == self.count:
             return self.path
-        if not self.count or count < 1:
+        if not self.count:
+            raise TapeError(
+                f"no stage names a {self.section}, so none may be repeated; "
+                f"record a pass of {count}, or one whose stages name every {self.section}"
+            )
+        if count < 1:
             raise TapeError(f"section {self.section} has {self.count} instances; it cannot have {count}")
         period = self._period()
         more = count - self.count
