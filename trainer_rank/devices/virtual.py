@@ -46,8 +46,9 @@ class VirtualDevice:
 
     ``card`` is a name or a card; ``capacity`` replaces its capacity; ``elsewhere`` is what other processes hold;
     ``memory_fraction`` caps what PyTorch may reserve as a share of the capacity; ``demands`` are library claims beyond
-    the card's own; ``snapshot`` is a state to start from, whose live blocks live on. Bytes. Close it to let the index
-    be opened anew.
+    the card's own; ``snapshot`` is a state to start from, whose live blocks live on. Bytes. ``magnification``: every
+    storage is charged so many times its size, so that a small model meets the segments of a card in the proportions of
+    a large one. Close it to let the index be opened anew.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class VirtualDevice:
         memory_fraction: float | None = None,
         demands: Iterable[LibraryDemand] = (),
         snapshot: Snapshot | None = None,
+        magnification: int = 1,
     ) -> None:
         named = load_card(card) if isinstance(card, str) else card
         if capacity is not None:
@@ -68,7 +70,10 @@ class VirtualDevice:
             raise InvalidInputError(f"memory fraction is {memory_fraction}; give a share above 0 and up to 1")
         cap = None if memory_fraction is None else int(named.capacity * memory_fraction)
         self._memory = VirtualMemory(named, elsewhere=elsewhere, cap=cap, demands=demands, snapshot=snapshot)
+        if magnification < 1:
+            raise InvalidInputError(f"magnification is {magnification}; give 1 or more")
         self._index = index
+        self._magnification = magnification
         self._lives: dict[int, _Life] = {}
         self._dead: deque[_Life] = deque()
         self._lock = threading.Lock()
@@ -295,7 +300,7 @@ class VirtualDevice:
         key = storage._cdata
         if key in self._lives:
             return
-        size = storage.nbytes()
+        size = storage.nbytes() * self._magnification
         if size == 0:
             return
         life = _Life(storage, self._death)
@@ -308,6 +313,7 @@ class VirtualDevice:
 
     def refused_by_host(self, size: int) -> None:
         """Raise out of memory when the card has no room for ``size`` bytes, else name the host as what lacks them."""
+        size *= self._magnification
         with self._lock:
             self._bury()
             self._memory.release(self._malloc(size, self.current_stream), size, self.current_stream)

@@ -54,6 +54,20 @@ def test_figures_follow_births_and_deaths(small: VirtualDevice) -> None:
     assert small.peak_allocated() == small.peak_reserved() == 0
 
 
+def test_a_magnified_storage_is_charged_so_many_times_its_size_and_given_back_whole() -> None:
+    device = VirtualDevice(small_card(), 1, magnification=1024)
+    tensor = torch.ones(1000, device=device.torch_device)
+    assert device.allocated() == 4000 * 1024
+    assert device.reserved() == 20 * MIB
+    del tensor
+    assert (device.allocated(), device.empty_cache()) == (0, 20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 16, dtype=torch.uint8, device=device.torch_device)
+    device.close()
+    with pytest.raises(InvalidInputError, match="magnification is 0"):
+        VirtualDevice(small_card(), 1, magnification=0)
+
+
 def test_out_of_memory_reads_as_pytorchs_own(small: VirtualDevice) -> None:
     held = torch.empty(30 * MIB, dtype=torch.uint8, device=small.torch_device)
     with pytest.raises(torch.OutOfMemoryError) as caught:
