@@ -18,10 +18,10 @@ import time
 
 REPEATS = 3
 _EMPTY = (
-    "from flows.orchestrator import on_temporary_server, prepare; prepare()\n"
-    "from prefect import flow\n"
-    "@flow\ndef nothing():\n    pass\n"
-    "with on_temporary_server():\n    nothing()\n"
+    "from flows.orchestrator import on_prefect\n"
+    "with on_prefect(lambda: None):\n"
+    "    from prefect import flow\n"
+    "    flow(lambda: None, name='empty')()\n"
 )
 _QUALIFY = "from flows.cli.main import main; main()"
 _SMALL = ["run", "--json", "--parameter", "updates=1", "--parameter", "batches=1"]
@@ -48,8 +48,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment = kept | {"QUALIFY_HOME": f"{folder}/home", "QUALIFY_TRUST": f"{folder}/trust"}
-        first = empty_flow(environment)
-        print(f"first start, creating Prefect's own database: {first:.1f} s")
         empty = statistics.median(empty_flow(environment) for _ in range(REPEATS))
         runs = [qualification(environment) for _ in range(REPEATS)]
         startup, pipeline, workload = (statistics.median(column) for column in zip(*runs, strict=True))

@@ -6,8 +6,9 @@ Call :func:`prepare` before anything imports Prefect, which reads its settings o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 from qualification.home import home
 
@@ -47,15 +48,24 @@ def prepare() -> bool:
 
 
 @contextmanager
-def on_temporary_server() -> Iterator[None]:
-    """Run flows on a server of our own for as long as the context lasts.
+def on_prefect(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Run flows on the configured server, or on one of our own that lasts as long as this process.
 
-    The flow's heartbeat is off: its thread costs a second at the end, and only a lasting server reads it.
+    ``meanwhile`` is called before Prefect is imported, while a server of our own starts; what it raises ends the
+    context before it began. On our own server the flow's heartbeat is off: its thread costs a second at the end, and
+    only a lasting server reads it.
     """
+    if not prepare():
+        meanwhile()
+        yield
+        return
+    from flows.temporary_server import start_server
+
+    server = start_server(home())
+    meanwhile()
+    import_module("flows.qualify")  # takes a second, in which the server starts
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.temporary_server import temporary_server
-
-    url = temporary_server(home())
-    with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    server.wait()
+    with temporary_settings({PREFECT_API_URL: server.url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from db.deciding import examine
 from db.engine import reading
 from db.models import runs
+from flows.candidates import candidates
 from flows.perform import assign, perform
 from flows.permission import require_permission
 from flows.progress import Progress
@@ -20,12 +21,14 @@ from flows.request import Request, new_run
 from flows.resolve import Resolved, resolve
 from flows.summary import Summary, summarise
 from qualification.errors import RefusedError
+from qualification.execution.probes.gpus import GpuReader
 from qualification.execution.supervision import Limits
 from qualification.git import read_reference
 from qualification.home import trust
 from qualification.locked import LockedPackages, install_lock
 from qualification.rules import RulesDocument
 from qualification.subject import installed_checkout
+from qualification.workloads import devices_needed
 
 SILENCE_SECONDS = 900
 """A worker that says nothing for so long waits for something outside it, such as a stale build lock."""
@@ -37,6 +40,21 @@ DAY = timedelta(hours=20)
 
 class Duplicate(Exception):  # noqa: N818 - not an error: the answer is there already
     """The same request was answered by another run; its name is the text."""
+
+
+def require_runnable(request: Request) -> None:
+    """Raise what would refuse a validated request before its lease: its source, policy, permission, devices, database.
+
+    Asked ahead of an orchestrator that takes seconds to start; the run asks again.
+    """
+    resolved = resolve(request)
+    recorder = Recorder()
+    try:
+        require_permission(resolved, recorder)
+    finally:
+        recorder.close()
+    with GpuReader() as reader:
+        candidates(request.ground, reader, devices_needed(request.workloads))
 
 
 def qualify_once(

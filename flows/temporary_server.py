@@ -12,15 +12,20 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from flows.temporary_app import SETTINGS
 from qualification.errors import QualificationError
+from qualification.execution.supervisor import TRUSTED
 
 NEEDED_BYTES = 64 * 1024 * 1024
-"""Free space that a run needs at least: the server's own database, and the run's raw data."""
+"""Free space that a run needs at least, for its raw data and evidence."""
 _STARTUP_SECONDS = 120.0
-"""The first start creates Prefect's own database, which takes tens of seconds on a slow disk."""
-_STOP_SECONDS = 5.0
+"""A start takes two or three seconds of processor time, much longer on a busy machine."""
+_ASK_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,12 +40,36 @@ def require_space(folder: Path) -> None:
         raise ServerError(f"no space left: {free} B are free at {folder}, a run needs {NEEDED_BYTES} B; free some")
 
 
-@functools.cache
-def temporary_server(folder: Path) -> str:
-    """Start this process's server, whose log is in ``folder``, unless it runs; returns the URL of its API.
+@dataclass(frozen=True)
+class Server:
+    """A server that was started and may not answer yet."""
 
-    It ends with the process, after Prefect has told it everything.
-    """
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Return the URL of its API."""
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def wait(self) -> None:
+        """Wait until it answers. Raises ServerError when it ended or does not answer in time."""
+        deadline = time.monotonic() + _STARTUP_SECONDS
+        while time.monotonic() < deadline:
+            if (code := self.process.poll()) is not None:
+                raise ServerError(f"Prefect's temporary server ended with code {code}; its log is {self.log}")
+            if _answers(self.port):
+                return
+            time.sleep(_ASK_SECONDS)
+        raise ServerError(
+            f"Prefect's temporary server did not answer within {_STARTUP_SECONDS:.0f} s; its log is {self.log}"
+        )
+
+
+@functools.cache
+def start_server(folder: Path) -> Server:
+    """Start this process's server, whose log is in ``folder``, unless it runs. It ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder)
     port = _free_port()
@@ -48,8 +77,7 @@ def temporary_server(folder: Path) -> str:
     with log_path.open("wb") as log:
         process = _spawn(port, log.fileno())
     atexit.register(_stop, process)
-    _wait_until_healthy(process, port, log_path)
-    return f"http://127.0.0.1:{port}/api"
+    return Server(process, port, log_path)
 
 
 def _free_port() -> int:
@@ -59,15 +87,12 @@ def _free_port() -> int:
 
 
 def _spawn(port: int, log: int) -> subprocess.Popen[bytes]:
-    import prefect
-
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "uvicorn", "--app-dir", str(Path(prefect.__file__).parent.parent), "--factory"),
-            *("prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)),
-            *("--log-level", "error", "--lifespan", "on"),
+            *(sys.executable, "-m", "uvicorn", "--app-dir", str(TRUSTED), "--factory", "flows.temporary_app:create"),
+            *("--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"),
         ],
-        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+        env={**os.environ, **SETTINGS},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -80,26 +105,18 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    import httpx
-
-    deadline = time.monotonic() + _STARTUP_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerError(f"Prefect's temporary server ended with code {process.returncode}; its log is {log}")
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=5).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise ServerError(f"Prefect's temporary server did not answer within {_STARTUP_SECONDS:.0f} s; its log is {log}")
+def _answers(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/api/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """End the server at once: flows have told it everything by then, and it keeps nothing."""
+    process.kill()
+    process.wait()

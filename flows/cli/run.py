@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
-from flows.orchestrator import describe, on_temporary_server, prepare
+from flows.orchestrator import describe, on_prefect
 from flows.progress import shared
 from flows.request import DEFAULT_GRACE_SECONDS, DEFAULT_TIMEOUT_SECONDS, Request, parse_parameters, validate
 from flows.summary import Summary, as_dict, table
@@ -78,10 +77,14 @@ def show(summary: Summary, *, as_json: bool) -> None:
 
 
 def run_flow(request: Request) -> Summary:
-    """Run the Prefect flow in this process, on the configured server or a temporary one."""
+    """Run the Prefect flow in this process, on the configured server or a temporary one.
+
+    What refuses the request is found before Prefect is there.
+    """
+    from flows.pipeline import require_runnable  # heavy: help comes without it
+
     shared().stage("prefect", describe())
-    temporary = prepare()
-    with on_temporary_server() if temporary else nullcontext():
+    with on_prefect(lambda: require_runnable(request)):
         from flows.qualify import qualify
 
         return msgspec.convert(qualify(**msgspec.to_builtins(request)), Summary)

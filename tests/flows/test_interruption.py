@@ -83,7 +83,7 @@ def _servers(home: Path) -> list[str]:
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"prefect.server.api.server" in command and os.fsencode(home) in environment:
+        if b"flows.temporary_app" in command and os.fsencode(home) in environment:
             found.append(command.decode())
     return found
 
