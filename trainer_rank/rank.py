@@ -77,7 +77,7 @@ class TrainerRank:
         self._replicas = Replicas(model)
         settings = optimizer or OptimizerSettings()
         self._optimizers = {slot: SlotOptimizer(model.adapter_parameters(slot), settings) for slot in model.slots}
-        vote = None if agreement is None else partial(exchange, group=agreement.group)
+        vote = None if agreement is None else partial(exchange, gather=agreement.gather)
         known = RankTapes({}) if tapes is None else load_rank_tapes(tapes, model)
         self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
         together = agreement is not None and model.context_group is not None

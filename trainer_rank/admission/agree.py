@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from trainer_rank.admission.decide import Outcome
 from trainer_rank.admission.planner import Choice
-from trainer_rank.admission.vote import ROW_LENGTH, Proposal, Vote, admitted, proposed, vote_of
+from trainer_rank.admission.vote import Proposal, Vote, admitted, proposed, vote_of
 from trainer_rank.errors import PlanningError
 
 _LOOK_SECONDS = 0.05
@@ -80,16 +80,19 @@ class Agreement:
         return found, [Vote.of_row(row) for row in self._gather(vote_of(found, oversize).row())]
 
     def _gather(self, row: list[int]) -> list[list[int]]:
-        """Exchange one row of fixed length. Raises PlanningError within a moment of a peer's death."""
+        """Exchange one row of fixed length."""
         self.collectives += 1
-        mine = torch.tensor(row, dtype=torch.int64)
-        rows = [torch.empty(ROW_LENGTH, dtype=torch.int64) for _ in range(distributed.get_world_size(self.group))]
+        return [each.tolist() for each in self.gather(torch.tensor(row, dtype=torch.int64))]
+
+    def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, of one shape. Raises PlanningError within a moment of a peer's death."""
+        rows = [torch.empty_like(mine) for _ in range(distributed.get_world_size(self.group))]
         try:
             work = distributed.all_gather(rows, mine, group=self.group, async_op=True)
             self._wait(work)
         except RuntimeError as error:
             raise self._broken(error) from error
-        return [each.tolist() for each in rows]
+        return rows
 
     def _wait(self, work: distributed.Work) -> None:
         """Wait for a collective, looking into the store for a failure that another rank has noticed."""
@@ -108,7 +111,7 @@ class Agreement:
 
     def _broken(self, error: RuntimeError) -> PlanningError:
         """Tell everybody what this rank noticed, and return it as the error to raise."""
-        text = f"rank {self.rank} lost a peer during admission: {str(error).splitlines()[0][:200]}"
+        text = f"rank {self.rank} lost a peer: {str(error).splitlines()[0][:200]}"
         try:
             if self._store.check([_FAILED]):
                 return PlanningError(self._store.get(_FAILED).decode())

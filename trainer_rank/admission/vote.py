@@ -58,9 +58,6 @@ class Vote:
         )
 
 
-ROW_LENGTH = len(Vote(Outcome.REFUSED).row())
-
-
 @dataclass(frozen=True)
 class Proposal:
     """The plan that all ranks consider next: how many pending units, and which of the ladder's plans."""

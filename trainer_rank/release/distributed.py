@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
-import torch.distributed as distributed
 
 from trainer_rank.release.account import Balance, Reason, fold
 
 _REASONS = tuple(Reason)
 
 
-def exchange(balance: Balance, group: distributed.ProcessGroup | None = None) -> Balance:
-    """Return the folded balance of all ranks, the same on each; every rank must call it. Costs one all-gather."""
-    row = torch.tensor(_row(balance), dtype=torch.float64)
-    rows = [torch.empty_like(row) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(rows, row, group=group)
+def exchange(balance: Balance, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> Balance:
+    """Return the folded balance of all ranks, the same on each; every rank must call it.
+
+    ``gather`` returns every rank's tensor, in one all-gather.
+    """
+    rows = gather(torch.tensor(_row(balance), dtype=torch.float64))
     return fold([_balance(each.tolist()) for each in rows])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer_rank.outofmemory import chain
 from trainer_rank.reports.failure import Generated
 
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TILELANG_CACHE_DIR")
 """Variables that name the compile caches."""
 MOST = 16
 

@@ -41,13 +41,14 @@ class ReportKind(StrEnum):
 class Observed:
     """What a complete step took, bytes; None in a report of a step that was interrupted.
 
-    Errors are those of the forecast, per million of what was observed; above zero where it said too much.
+    Errors are those of the forecast, per million of what was observed: above zero where it said too much, None where it
+    gave no figure.
     """
 
     peak_allocated: int
     peak_reserved: int
-    allocated_error_per_million: int
-    reserved_error_per_million: int
+    allocated_error_per_million: int | None
+    reserved_error_per_million: int | None
 
 
 @dataclass(frozen=True)

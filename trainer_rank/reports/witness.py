@@ -67,11 +67,11 @@ class Witness:
     def observed(self, admitted: Admitted) -> None:
         """Report a complete step whose peaks were further from the forecast than the policy's threshold."""
         demand = admitted.choice.demand
-        if demand is None or demand.peak_allocated is None or demand.peak_reserved is None:
+        if demand is None:
             return
         allocated, reserved = self._device.peak_allocated(), self._device.peak_reserved()
         errors = _per_million(demand.peak_allocated, allocated), _per_million(demand.peak_reserved, reserved)
-        if max(map(abs, errors)) > self._policy.report_error_percent * (MILLION // 100):
+        if max(abs(each or 0) for each in errors) > self._policy.report_error_percent * (MILLION // 100):
             seen = Observed(allocated, reserved, *errors)
             self._write(lambda: self._executed(ReportKind.MISS, admitted, observed=seen))
 
@@ -167,5 +167,5 @@ class Witness:
         self._announcer.failures += 1
 
 
-def _per_million(forecast: int, observed: int) -> int:
-    return (forecast - observed) * MILLION // max(1, observed)
+def _per_million(forecast: int | None, observed: int) -> int | None:
+    return None if forecast is None else (forecast - observed) * MILLION // max(1, observed)

@@ -1,4 +1,4 @@
-"""Two whole ranks, one process each: whatever keeps one from planning, the other raises its reason and never hangs."""
+"""Whole ranks, one process each: whatever keeps one from planning, the others raise its reason and never hang."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ FAULTY = 1
 
 
 class _Rank:
-    def __init__(self, rank: int, store: Any, folder: Path) -> None:
+    def __init__(self, rank: int, store: Any, folder: Path, sender: Connection) -> None:
         self.rank = rank
+        self.sender = sender
         self.events: list[dict[str, Any]] = []
         self.device = VirtualDevice("h200", rank)
         self.model = build_reference(TINY, self.device, slots=("policy", "adversary"), rank=2)
@@ -60,13 +61,16 @@ class _Rank:
 
     def strike(self, fault: str, requests: list[Request]) -> list[Request]:
         def broken(*_: object, **__: object) -> None:
-            if fault == "die":
+            if fault.startswith("die"):
+                self.sender.send({"at": time.monotonic()})
                 os._exit(9)
             raise RuntimeError(f"no {fault}")
 
         if fault == "requests":
             return [Request(each.tokens, each.targets, "critic") for each in requests]
-        if fault in ("probe", "die"):
+        if fault == "die in the hand-off":
+            self.trainer._headroom.hand_off = broken  # type: ignore[method-assign]
+        elif fault in ("probe", "die in a probe"):
             self.model.forward = broken  # type: ignore[method-assign, assignment]
         elif fault == "sample":
             self.device.snapshot = broken  # type: ignore[method-assign, assignment]
@@ -75,22 +79,23 @@ class _Rank:
         return requests
 
 
-def _run(rank: int, port: int, faults: tuple[str, ...], folder: Path, sender: Connection) -> None:
+def _run(rank: int, world: int, port: int, faults: tuple[str, ...], folder: Path, sender: Connection) -> None:
     torch.set_num_threads(1)
-    store = distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    member = _Rank(rank, store, folder / str(rank))
+    store = distributed.TCPStore("127.0.0.1", port, world, rank == 0, timedelta(seconds=60))
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    member = _Rank(rank, store, folder / str(rank), sender)
     distributed.barrier()
     for fault in faults:
         sender.send(member.answer(fault))
     os._exit(0)
 
 
-def _answers(folder: Path, *faults: str) -> list[list[dict[str, Any]]]:
+def _answers(folder: Path, *faults: str, world: int = 2) -> list[list[dict[str, Any]]]:
     spawn, port = multiprocessing.get_context("spawn"), free_port()
-    pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
+    pipes = [spawn.Pipe(duplex=False) for _ in range(world)]
     started = [
-        spawn.Process(target=_run, args=(rank, port, faults, folder, pipes[rank][1]), daemon=True) for rank in range(2)
+        spawn.Process(target=_run, args=(rank, world, port, faults, folder, pipes[rank][1]), daemon=True)
+        for rank in range(world)
     ]
     for process in started:
         process.start()
@@ -125,7 +130,14 @@ def test_a_rank_that_cannot_plan_tells_its_peer_why_and_both_can_go_on(tmp_path:
 
 
 def test_a_rank_that_dies_while_it_probes_is_missed_at_once(tmp_path: Path) -> None:
-    ((answer,), nothing) = _answers(tmp_path, "die")
-    assert nothing == []
+    ((answer,), _) = _answers(tmp_path, "die in a probe")
     assert answer["error"] == "PlanningError"
     assert "lost a peer" in answer["text"]
+
+
+def test_a_rank_that_dies_before_the_hand_off_is_missed_by_all_within_a_second(tmp_path: Path) -> None:
+    (first,), (died,), (last,) = _answers(tmp_path, "die in the hand-off", world=3)
+    for answer in (first, last):
+        assert answer["error"] == "PlanningError"
+        assert "lost a peer" in answer["text"]
+        assert answer["at"] - died["at"] < 1.0

@@ -10,10 +10,13 @@ from pathlib import Path
 PROGRAM = """
 import sys
 import torch.distributed as distributed
+from trainer_rank.admission.agree import Agreement
 from trainer_rank.release.account import Balance, Reason, permit
 from trainer_rank.release.distributed import exchange
 rank, store = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+store = distributed.FileStore(store, 2)
+distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+gather = Agreement(store).gather
 for mine in (
     [Balance(15.0, 4.0, 600.0, 1, False), Balance(25.0, 6.0, 1000.0, 1, True)],
     [Balance(15.5, 4.0, 600.0, 1, False), Balance(25.0, 6.0, 1000.0, 1, True)],
@@ -22,7 +25,7 @@ for mine in (
     [Balance(0.0, None, 600.0, 1, True), Balance(0.0, 1.0, 1000.0, 1, True)],
     [Balance(need=False), Balance(need=True)],
 ):
-    permission = permit(exchange(mine[rank]), 50_000)
+    permission = permit(exchange(mine[rank], gather), 50_000)
     b = permission.balance
     print(permission.granted, permission.reason.name, b.cost, b.dearest, b.work, b.releases, b.need)
 distributed.destroy_process_group()
