@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from trainer_rank.admission.budget import Status, Term
@@ -19,7 +20,8 @@ from trainer_rank.packing import Subforward
 from trainer_rank.policies import Policy
 from trainer_rank.tapes import Forecast, Tape
 from trainer_rank.tapes.compose import PlannedPass, Turn
-from trainer_rank.tapes.forecast import forecast_plan
+from trainer_rank.tapes.forecast import forecast_plan, margins
+from trainer_rank.tapes.limits import Limits, find_limits
 from trainer_rank.tapes.located import TapeEvent, locate
 
 FORWARD, CALLER, BACKWARD = "forward", "caller", "backward"
@@ -36,12 +38,33 @@ class PassKey(NamedTuple):
     shared: bool = False
 
 
-class Sample(NamedTuple):
-    """The device at one moment: ordinal of the sample, physical memory in bytes, the allocator's blocks."""
+@dataclass(frozen=True)
+class Sample:
+    """The device at one moment: ordinal of the sample, physical memory, the allocator's bytes and its blocks.
+
+    ``look`` reads the blocks when they are first asked for, before anything more is allocated or freed.
+    """
 
     ordinal: int
     memory: MemoryInfo
-    snapshot: Snapshot
+    allocated: int
+    reserved: int
+    look: Callable[[], Snapshot]
+
+    @classmethod
+    def of(cls, ordinal: int, memory: MemoryInfo, snapshot: Snapshot) -> Sample:
+        """Return the sample of a device with these blocks."""
+        return cls(ordinal, memory, snapshot.allocated, snapshot.reserved, lambda: snapshot)
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """The allocator's blocks."""
+        return self.look()
+
+    @property
+    def seen(self) -> bool:
+        """Whether the blocks were read while they were as they are in the sample."""
+        return "snapshot" in self.__dict__
 
 
 @dataclass(frozen=True)
@@ -72,12 +95,17 @@ class Library:
 
 
 class PlanForecaster:
-    """Forecasts plans from one sample; implements :class:`trainer_rank.admission.planner.Forecaster`."""
+    """Forecasts plans from one sample; implements :class:`trainer_rank.admission.planner.Forecaster`.
 
-    def __init__(self, library: Library, policy: Policy, sample: Sample) -> None:
+    ``room``: bytes that a plan may take. Whether it fits there is then all that is asked: what limits alone can tell is
+    not replayed, nor replayed a second time what fits, or does not, with every margin.
+    """
+
+    def __init__(self, library: Library, policy: Policy, sample: Sample, room: int | None = None) -> None:
         self._library = library
         self._policy = policy
         self.sample = sample
+        self._room = room
 
     def cost_ns(self, plan: Plan) -> int | None:
         """Forecast the time of a plan from the probes' times; None where one of its passes was not probed."""
@@ -90,7 +118,7 @@ class PlanForecaster:
         return total
 
     def demand(self, plan: Plan) -> Demand:
-        """Replay the plan's tapes from the sample's snapshot."""
+        """Forecast a plan's memory: by its limits where they decide, else by replaying its tapes from the sample."""
         host = 0
         for number, subforward in enumerate(plan.subforwards):
             key = self._library.key(subforward, plan.retention)
@@ -101,7 +129,12 @@ class PlanForecaster:
         order = turns(plan)
         callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
         held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
-        found = forecast_plan(self._passes(plan), order, self.sample.snapshot, held=held)
+        passes = self._passes(plan)
+        limits = None if self._room is None else find_limits(passes, held.values())
+        if limits is not None and (spared := self._spared(limits, host)) is not None:
+            return spared
+        driver_room = self._room if self._policy.counts_cached else None
+        found = forecast_plan(passes, order, self.sample.snapshot, held=held, room=driver_room)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
         return self._weighed(found, sum(held.values()), host)
@@ -129,10 +162,37 @@ class PlanForecaster:
     def _unknown(self, *uncovered: str) -> Demand:
         return Demand(self.sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)
 
+    def _spared(self, limits: Limits, host: int) -> Demand | None:
+        """Return the demand of a plan whose limits tell whether it fits; None where a replay must."""
+        sample, memory, counted = self.sample, self.sample.memory, self._policy.counts_cached
+        assert self._room is not None
+        taken = max(0, sample.allocated + limits.allocated - sample.reserved)
+        taken += margins(0, taken, extrapolated=True).reserved if limits.extrapolated else 0
+        least, most = taken if counted else max(taken, limits.allocated), limits.reserved
+        if least <= self._room < most:
+            return None
+        fits = most <= self._room
+        why = "not replayed: it fits even if no block serves another size" if fits else "not replayed: already too much"
+        return Demand(
+            sample=sample.ordinal,
+            coverage=Coverage.EXTRAPOLATED if limits.extrapolated else Coverage.COVERED,
+            required=most if fits else least,
+            peak_allocated=sample.allocated + limits.allocated,
+            peak_reserved=None,
+            bound_allocated=sample.allocated + most if fits else None,
+            bound_reserved=sample.reserved + most if fits else None,
+            bound_device_used=memory.total - memory.free + most if fits else None,
+            host=host,
+            terms=(
+                Term("live at once", limits.allocated, Status.FITTED, "probes on this device"),
+                Term("limit beside", max(0, most - limits.allocated) if fits else 0, Status.BOUNDED, why),
+            ),
+        )
+
     def _weighed(self, found: Forecast, caller: int, host: int) -> Demand:
         expected, bound, memory = found.expected, found.bound, self.sample.memory
         assert expected is not None and bound is not None
-        allocated, reserved = self.sample.snapshot.allocated, self.sample.snapshot.reserved
+        allocated, reserved = self.sample.allocated, self.sample.reserved
         retained = max((each.left for each in found.turns if each.turn.phase == FORWARD), default=allocated)
         growth = bound.reserved - reserved
         required = growth if self._policy.counts_cached else max(growth, bound.allocated - allocated)

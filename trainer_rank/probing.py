@@ -84,9 +84,9 @@ class Probes:
         """Every kind of pass that can be forecast."""
         return self._recorded
 
-    def forecaster(self, sample: Sample) -> PlanForecaster:
-        """Return a forecaster that sees the device as it was in ``sample``."""
-        return PlanForecaster(self._library(self._recorded), self._policy, sample)
+    def forecaster(self, sample: Sample, room: int | None = None) -> PlanForecaster:
+        """Return a forecaster that sees the device as it was in ``sample``; with ``room`` it tells only what fits."""
+        return PlanForecaster(self._library(self._recorded), self._policy, sample, room)
 
     def missing(
         self,
@@ -181,7 +181,7 @@ class Probes:
         device = self._model.device
         memory, recorded = device.memory_info(), self._fitted(probes)
         forecaster = PlanForecaster(
-            self._library({pass_key: recorded}), self._policy, Sample(0, memory, device.snapshot())
+            self._library({pass_key: recorded}), self._policy, Sample.of(0, memory, device.snapshot())
         )
         required = forecaster.demand(self._plan(key, pass_key, lengths)).required
         return required is not None and required <= memory.free - self._policy.reserve_bytes
@@ -250,7 +250,7 @@ class Probes:
 
     def _forecast(self, key: PassKey, recorded: Recorded, probe: _Probe) -> Demand:
         free, total = probe.trace.memory_info or (0, 0)
-        sample = Sample(0, MemoryInfo(free, total), probe.trace.before)
+        sample = Sample.of(0, MemoryInfo(free, total), probe.trace.before)
         return PlanForecaster(self._library({key: recorded}), self._policy, sample).demand(probe.plan)
 
     def _tell(self, key: PassKey, probes: Sequence[_Probe], residual: int | None) -> None:

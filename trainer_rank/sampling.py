@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.ladder import Retention, Rung, ladder
-from trainer_rank.admission.planner import Choice, Unit, choose, consider, unforecast
+from trainer_rank.admission.planner import Choice, Unit, choose, consider, unforecast, with_figures
 from trainer_rank.admission.vote import Proposal
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_SEGMENT
 from trainer_rank.errors import AdmissionRefused
@@ -29,10 +29,20 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Makes one decision from one fresh sample each time it is asked; nothing is carried over."""
+    """Makes one decision from one fresh sample each time it is asked; nothing is carried over.
+
+    ``exact_figures``: what is admitted is forecast by replay also where the decision did not need it.
+    """
 
     def __init__(
-        self, device: Device, policy: Policy, probes: Probes, headroom: Headroom, agreement: Agreement | None = None
+        self,
+        device: Device,
+        policy: Policy,
+        probes: Probes,
+        headroom: Headroom,
+        agreement: Agreement | None = None,
+        *,
+        exact_figures: bool = True,
     ) -> None:
         self._device = device
         self._policy = policy
@@ -41,6 +51,7 @@ class Sampler:
         self._probes = probes
         self._headroom = headroom
         self._agreement = agreement
+        self._exact_figures = exact_figures
         self._prefixes: Prefixes | None = None
         self._sharing: frozenset[GroupKey] = frozenset()
         self._trains = True
@@ -83,7 +94,7 @@ class Sampler:
     @property
     def forecaster(self) -> PlanForecaster | None:
         """What sees the device as it was in the sample that decided last; None when nothing is forecast."""
-        if self._sample is None or not self._policy.forecasts:
+        if self._sample is None or not self._sample.seen:
             return None
         return self._probes.forecaster(self._sample)
 
@@ -157,8 +168,8 @@ class Sampler:
             return True
         left = without_unused(sample.snapshot)
         free = budget.free + sample.snapshot.reserved - left.reserved
-        after = Sample(sample.ordinal, sample.memory._replace(free=free), left)
-        return self._decide(pending, replace(budget, free=free), after, rungs).plan is not None
+        after = Sample.of(sample.ordinal, sample.memory._replace(free=free), left)
+        return self._decide(pending, replace(budget, free=free), after, rungs, figures=False).plan is not None
 
     def _decide(
         self,
@@ -169,18 +180,24 @@ class Sampler:
         *,
         oversize: bool = False,
         last: bool = False,
+        figures: bool = True,
     ) -> Choice:
-        forecaster, by_cost = self._probes.forecaster(sample), self._agreement is None
-        return choose(
+        alone = self._agreement is None  # another rank's room is not known here
+        search = self._probes.forecaster(sample, budget.available if alone and not last else None)
+        choice = choose(
             pending,
             rungs,
-            forecaster,
+            search,
             budget,
             oversize=oversize,
-            by_cost=by_cost,
+            by_cost=alone,
             explain=last,
             prefixes=self._prefixes,
         )
+        spared = choice.demand is not None and choice.demand.peak_reserved is None
+        if not (figures and spared and self._exact_figures):
+            return choice
+        return with_figures(choice, self._probes.forecaster(sample))
 
     def _budget(self) -> tuple[Budget, Sample]:
         self._samples += 1
@@ -195,7 +212,8 @@ class Sampler:
         if self._probes.first_pass_bytes and not self._headroom.has_run(BACKWARD):
             size = self._probes.first_pass_bytes + LARGE_SEGMENT + SMALL_SEGMENT
             claims.append(Term("first pass", size, Status.MEASURED, "tapes, and a segment of each pool"))
-        self._sample = sample = Sample(self._samples, memory, self._device.snapshot())
+        device = self._device
+        self._sample = sample = Sample(self._samples, memory, device.allocated(), device.reserved(), device.snapshot)
         host = available_host_memory() if "host-held" in self._policy.ladder else None
         share = None if host is None else host * self._policy.host_per_million // 1_000_000
         return Budget(self._samples, memory.free, memory.total, tuple(claims), share), sample

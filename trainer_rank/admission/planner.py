@@ -110,6 +110,16 @@ def consider(
     return Choice(width, chosen, decision, budget, (candidate,), (demand,))
 
 
+def with_figures(choice: Choice, forecaster: Forecaster) -> Choice:
+    """Return an admitted choice with the full forecast of its plan, which limits alone had decided; decided again."""
+    assert choice.plan is not None
+    exact = forecaster.demand(choice.plan)
+    demands = tuple(exact if each is choice.demand else each for each in choice.demands)
+    decision = decide(demands, choice.budget, choice.candidates)
+    chosen = choice.plan if decision.selected == choice.decision.selected else None
+    return replace(choice, plan=chosen, decision=decision, demands=demands)
+
+
 def unforecast(units: Sequence[Unit], budget: Budget, policy: str, prefixes: Prefixes | None = None) -> Choice:
     """Run the first unit whole and unseen, as a policy without forecasts does; nothing is known of what it takes."""
     plan = Plan(Whole.name, slot_groups(units[0], prefixes))

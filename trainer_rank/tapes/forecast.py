@@ -13,6 +13,7 @@ from typing import NamedTuple
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_LIMIT, round_size, segment_size
 from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.features import LARGEST
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
 from trainer_rank.tapes.paths import Choice, choose, stage_of
@@ -108,17 +109,19 @@ def forecast_plan(
     *,
     outside: int | None = None,
     held: Mapping[int, int] = MappingProxyType({}),
+    room: int | None = None,
 ) -> Forecast:
     """Forecast a plan of several passes whose phases run in the order of ``turns``, from ``snapshot``.
 
     ``held``: bytes by turn that the caller may allocate besides at the turn's end, and keep to the end of the plan.
+    ``room``: bytes to take from the driver; what is clear about them after one replay is not replayed again.
     Raises InvalidInputError when a turn names a phase that the tape does not have.
     """
     choices = [_choice(Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
     if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot, tuple(sorted(held.items())))
+    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot, tuple(sorted(held.items())), room)
     if outside is None or made.expected is None or made.bound is None:
         return made
     expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
@@ -152,33 +155,49 @@ def start_of(snapshot: Same[Snapshot]) -> Start:
 
 @lru_cache(maxsize=16)
 def _forecast(
-    chosen: tuple[Same[Choice], ...], turns: tuple[Turn, ...], snapshot: Snapshot, held: tuple[tuple[int, int], ...]
+    chosen: tuple[Same[Choice], ...],
+    turns: tuple[Turn, ...],
+    snapshot: Snapshot,
+    held: tuple[tuple[int, int], ...],
+    room: int | None,
 ) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
     start = start_of(Same(snapshot))
     expected = _replay(likely, turns, start)
-    widest = [expected, *_alternatives(choices, likely, turns, start, dict(held))]
-    allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
-    extrapolated = any(each.extrapolated for each in choices)
     callers = sum(segment_size(round_size(size)) for _, size in held)
-    settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
-    margin = margins(
-        allocated - start.allocator.allocated,
-        reserved - start.allocator.reserved,
-        extrapolated,
-        exact=settled and not extrapolated,
-    )
+    extrapolated = any(each.extrapolated for each in choices)
+    widest = [expected]
+    bound = _widened(expected.allocated + callers, expected.reserved + callers, start.allocator, extrapolated)
+    if room is None or not _clear(choices, expected, bound, start.allocator.reserved + room):
+        widest += _alternatives(choices, likely, turns, start, dict(held))
+        allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
+        settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
+        bound = _widened(allocated, reserved, start.allocator, extrapolated, exact=settled and not extrapolated)
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),
-        Figures(allocated + margin.allocated, reserved + margin.reserved, None),
+        bound,
         expected.number,
         expected.stage,
         expected.turns,
         expected.streams,
         notes=tuple(dict.fromkeys(note for each in choices for note in each.notes)),
     )
+
+
+def _clear(choices: Sequence[Choice], expected: _Replayed, bound: Figures, most: int) -> bool:
+    """Tell whether further replays cannot change if ``most`` bytes reserved are enough: no size is left open, or the
+    likely replay is too much already."""
+    same = all(each.upper is each.expected and each.open_block < LARGEST for each in choices)
+    return expected.reserved > most or (same and bound.reserved <= most)
+
+
+def _widened(
+    allocated: int, reserved: int, start: CachingAllocator, extrapolated: bool, *, exact: bool = False
+) -> Figures:
+    margin = margins(allocated - start.allocated, reserved - start.reserved, extrapolated, exact=exact)
+    return Figures(allocated + margin.allocated, reserved + margin.reserved, None)
 
 
 def margins(allocated: int, reserved: int, extrapolated: bool, exact: bool = False) -> Figures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import log
 
 from trainer_rank.allocator.rules import round_size
@@ -67,17 +68,18 @@ def choose(planned: PlannedPass) -> Choice:
     if not isinstance(ways, Ways):
         return Choice(None, uncovered=ways)
     paths = ways.paths
-    expected = size_path(tape, paths[0], features)
-    if isinstance(expected, tuple):
-        return Choice(None, uncovered=expected)
-    upper = size_path(tape, paths[0], features, upper=True)
-    other = size_path(tape, paths[1], features, upper=True) if len(paths) > 1 else None
+    likely = explained_sizes(tape, paths[0], features)
+    expected = _sized(tape, paths[0], likely)
+    if expected is None:
+        bad = (ordinal for ordinal, k in enumerate(paths[0].allocations) if not likely[k])
+        return Choice(None, uncovered=tuple(_unsized(tape, paths[0], ordinal) for ordinal in islice(bad, 8)))
+    largest = explained_sizes(tape, paths[0], features, upper=True)
     return Choice(
         expected,
-        upper if isinstance(upper, Sized) else None,
-        other if isinstance(other, Sized) else None,
+        expected if largest == likely else _sized(tape, paths[0], largest),
+        _sized(tape, paths[1], explained_sizes(tape, paths[1], features, upper=True)) if len(paths) > 1 else None,
         bool(ways.doubts),
-        _open_block(expected, upper) if len(paths) == 1 and isinstance(upper, Sized) else LARGEST,
+        _open_block(tape, likely, largest) if len(paths) == 1 else LARGEST,
         notes=(*ways.doubts, *_unsure(tape, paths, expected)),
     )
 
@@ -146,15 +148,24 @@ def _distance(path: Path, rows: int) -> tuple[int, float]:
     return BELOW, min(known) / max(rows, 1)
 
 
-def size_path(tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False) -> Sized | tuple[str, ...]:
-    """Return the path with its sizes, or the names of allocations that have none at these features."""
-    sizes = {k: tape.size(k, features, upper=upper) for k in {*path.allocations, *path.ancestors}}
-    bad = [ordinal for ordinal, k in enumerate(path.allocations) if sizes[k] is None]
-    if bad:
-        return tuple(_unsized(tape, path, ordinal) for ordinal in bad[:8])
-    return Sized(
-        tape, path, tuple(sizes[k] or 0 for k in path.allocations), tuple(sizes[k] or 0 for k in path.ancestors)
-    )
+def explained_sizes(
+    tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False
+) -> dict[int, int | None]:
+    """Return the bytes of every explanation that the path uses, None where it gives none at these features."""
+    return {k: tape.size(k, features, upper=upper) for k in _used(Same(path))}
+
+
+@lru_cache(maxsize=128)
+def _used(path: Same[Path]) -> frozenset[int]:
+    return frozenset((*path.thing.allocations, *path.thing.ancestors))
+
+
+def _sized(tape: Tape, path: Path, sizes: Mapping[int, int | None]) -> Sized | None:
+    """Return the path with its sizes; None when an allocation has none."""
+    filled = {k: size or 0 for k, size in sizes.items()}
+    allocations = tuple(map(filled.__getitem__, path.allocations))
+    ancestors = tuple(map(filled.__getitem__, path.ancestors))
+    return Sized(tape, path, allocations, ancestors) if all(allocations) else None
 
 
 def stage_of(path: Path, operation: int) -> str:
@@ -191,16 +202,12 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
     return notes
 
 
-def _open_block(expected: Sized, upper: Sized) -> int:
+def _open_block(tape: Tape, likely: Mapping[int, int | None], largest: Mapping[int, int | None]) -> int:
     """Return the largest block among those that too few probes explain, or whose size other rules make larger."""
-    explanations, path = expected.tape.explanations, expected.path
-    subjects = (
-        *zip(path.allocations, expected.sizes, upper.sizes, strict=True),
-        *zip(path.ancestors, expected.ancestors, upper.ancestors, strict=True),
-    )
-    blocks = ((k, round_size(low), round_size(high)) for k, low, high in set(subjects))
+    blocks = ((k, round_size(size or 1), round_size(largest[k] or 1)) for k, size in likely.items())
+    checked = Grounds.CHECKED
     return max(
-        (max(low, high) for k, low, high in blocks if low != high or explanations[k].grounds is not Grounds.CHECKED),
+        (max(low, high) for k, low, high in blocks if low != high or tape.explanations[k].grounds is not checked),
         default=0,
     )
 
@@ -210,10 +217,19 @@ def _unsure(tape: Tape, paths: Sequence[Path], expected: Sized) -> list[str]:
     if len(paths) > 1:
         known = sorted(each.features[PACKED_TOKENS] for path in paths for each in path.probes)
         notes.append(f"the order of events differs between probes of {known[0]} to {known[-1]} packed tokens")
-    for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
-        doubtful = [k for k, each in enumerate(expected.path.allocations) if tape.explanations[each].grounds is grounds]
-        if doubtful:
-            largest = sorted(doubtful, key=lambda k: -expected.sizes[k])[:3]
-            named = ", ".join(f"{k} in {stage_of(expected.path, _birth(expected.path, k))}" for k in largest)
-            notes.append(f"{len(doubtful)} allocations rest on too few probes ({grounds}); the largest are {named}")
+    for grounds, doubtful in _doubtful(Same(tape), Same(expected.path)):
+        largest = sorted(doubtful, key=lambda k: -expected.sizes[k])[:3]
+        named = ", ".join(f"{k} in {stage_of(expected.path, _birth(expected.path, k))}" for k in largest)
+        notes.append(f"{len(doubtful)} allocations rest on too few probes ({grounds}); the largest are {named}")
     return notes
+
+
+@lru_cache(maxsize=128)
+def _doubtful(tape: Same[Tape], path: Same[Path]) -> list[tuple[Grounds, list[int]]]:
+    """Return the allocations that rest on too few probes, by their grounds."""
+    found = []
+    for grounds in (Grounds.ONCE, Grounds.UNCHECKED, Grounds.INEXACT):
+        explained = enumerate(path.thing.allocations)
+        if doubtful := [k for k, each in explained if tape.thing.explanations[each].grounds is grounds]:
+            found.append((grounds, doubtful))
+    return found
