@@ -1,8 +1,9 @@
 """The release account: what cache releases cost against the forward work that was done. Pure; the clock is injected.
 
 Charged is the whole episode: exchange, sampling, release, sampling again, the renewed search, and refill, whether the
-release was permitted, denied or failed. Credited is completed forward work and nothing else. It is an accounting rule,
-not a bound on the total slowdown. Any one unit of time will do; integers and floats compare exactly.
+release was permitted, denied or failed; and what the account's own instrumentation takes. Credited is completed forward
+work and nothing else. It is an accounting rule, not a bound on the total slowdown. Any one unit of time will do;
+integers and floats compare exactly.
 """
 
 from __future__ import annotations
@@ -139,6 +140,17 @@ class Account:
             spent = self._since(begun)
             if owner == self._owner and spent is not None:
                 self._charge(spent, episode.released)
+
+    @contextmanager
+    def instrumentation(self, owner: Hashable) -> Iterator[None]:
+        """Charge what looking and reporting inside cost, also when it raises; it belongs to no episode."""
+        begun = self._now()
+        try:
+            yield
+        finally:
+            spent = self._since(begun)
+            if owner == self._owner and spent is not None:
+                self._balance = replace(self._balance, cost=self._balance.cost + spent)
 
     @contextmanager
     def work(self, owner: Hashable) -> Iterator[None]:

@@ -37,6 +37,14 @@ class _Reading(NamedTuple):
     outside: int
 
 
+class _Attempt(NamedTuple):
+    """The answer to a question for a release, what was released, and this rank's own cost until then."""
+
+    permission: Permission
+    done: Released | None
+    cost: float
+
+
 class Headroom:
     """Claims of one rank on its device, and the releases that make them good. Bytes.
 
@@ -66,6 +74,9 @@ class Headroom:
         self._refill = _Refill(device)
         self._callers_cap: int | None = None
         self._capped = False
+        if policy.hand_off is not HandOff.NEVER or policy.release_on_refusal:
+            with device.activate(), device.side_stream():
+                pass  # a card's first side streams take driver memory, which a release would find missing
 
     def claims(self) -> tuple[Term, ...]:
         """Return what libraries and collectives will still take."""
@@ -97,9 +108,11 @@ class Headroom:
         if not self._policy.claims_libraries:
             yield
             return
-        before = self._read().outside
+        with self._account.instrumentation(os.getpid()):
+            before = self._read().outside
         yield
-        self._libraries.ran(phase, before, self._read().outside)
+        with self._account.instrumentation(os.getpid()):
+            self._libraries.ran(phase, before, self._read().outside)
 
     def has_run(self, phase: str) -> bool:
         """Say whether the phase has run to its end here."""
@@ -139,20 +152,19 @@ class Headroom:
     @contextmanager
     def releasing(self, why: str, needed: Callable[[], bool], exchange: Exchange | None = None) -> Iterator[bool]:
         """Release as :meth:`release` does; what is done inside, such as planning anew, is charged to the episode."""
-        attempt: tuple[Permission, Released | None] | None = None
+        attempt: _Attempt | None = None
         try:
             with self._account.episode(os.getpid()) as episode:
                 attempt = self._attempt(needed, exchange)
-                episode.released = attempt is not None and attempt[1] is not None
+                episode.released = attempt is not None and attempt.done is not None
                 yield episode.released
         finally:
             if attempt is not None:
-                self._tell(why, *attempt)
+                with self._account.instrumentation(os.getpid()):
+                    self._tell(why, attempt)
 
-    def _attempt(
-        self, needed: Callable[[], bool], exchange: Exchange | None
-    ) -> tuple[Permission, Released | None] | None:
-        """Return the permission and what was released; None when nobody asked for a release."""
+    def _attempt(self, needed: Callable[[], bool], exchange: Exchange | None) -> _Attempt | None:
+        """Return the answer and what was released; None when nobody asked for a release."""
         owner = os.getpid()
         self._account.refill(owner, self._refill.due())
         need = needed() and self._device.reserved() > self._device.allocated()
@@ -160,18 +172,21 @@ class Headroom:
             return None
         balance = self._account.balance(owner, need)
         permission = permit(exchange(balance) if exchange else balance, self._policy.release_per_million)
-        return self._released(permission) if permission.granted and not self.observe else (permission, None)
+        if permission.granted and not self.observe:
+            return _Attempt(*self._released(permission), balance.cost)
+        return _Attempt(permission, None, balance.cost)
 
     def cap(self, reserve: int) -> None:
         """Keep PyTorch out of the claims and ``reserve`` bytes: cap it at what it holds plus what is free beyond."""
         if not self._policy.claims_libraries or self._capped:
             return
-        reading = self._read()
-        due = _due(self._libraries.due(reading.outside), reserve)
-        room = 0 if due is None else self._device.reserved() + reading.free - due
-        self._callers_cap, self._capped = self._device.cap(), True
-        if room > 0:
-            self._device.set_cap(room if self._callers_cap is None else min(room, self._callers_cap))
+        with self._account.instrumentation(os.getpid()):
+            reading = self._read()
+            due = _due(self._libraries.due(reading.outside), reserve)
+            room = 0 if due is None else self._device.reserved() + reading.free - due
+            self._callers_cap, self._capped = self._device.cap(), True
+            if room > 0:
+                self._device.set_cap(room if self._callers_cap is None else min(room, self._callers_cap))
 
     def uncap(self) -> None:
         """Give the caller's own cap back: what was promised has been taken, or is no longer wanted."""
@@ -179,7 +194,7 @@ class Headroom:
             self._capped = False
             self._device.set_cap(self._callers_cap)
 
-    def _cover(self, what: str, growth: int, exchange: Exchange | None = None) -> _Reading:
+    def _cover(self, what: str, growth: int, exchange: Exchange | None = None) -> None:
         """Release unless free memory covers the claims and ``growth``; report the claims and what is free then."""
         seen: list[tuple[_Reading, tuple[Term, ...]]] = []
 
@@ -192,19 +207,13 @@ class Headroom:
 
         released = self.release(what, short, exchange)
         reading, claims = seen[0]
-        if released:
-            reading = self._read()
-        due = _due(claims, growth)
-        if due != growth:
-            self._announcer.event(
-                "headroom",
-                before=what,
-                free=reading.free,
-                due=due,
-                growth=growth,
-                claims=[asdict(claim) for claim in claims],
-            )
-        return reading
+        with self._account.instrumentation(os.getpid()):
+            if released:
+                reading = self._read()
+            due = _due(claims, growth)
+            if due != growth:
+                told = [asdict(claim) for claim in claims]
+                self._announcer.event("headroom", before=what, free=reading.free, due=due, growth=growth, claims=told)
 
     def _below_three_percent(self) -> bool:
         free, total = self._device.memory_info()
@@ -218,7 +227,8 @@ class Headroom:
         self._refill.begin(done.segments)
         return permission, done
 
-    def _tell(self, why: str, permission: Permission, done: Released | None) -> None:
+    def _tell(self, why: str, attempt: _Attempt) -> None:
+        permission, done, cost = attempt
         now, before = self._account.balance(os.getpid(), need=False), permission.balance
         self._announcer.event(
             "release",
@@ -231,7 +241,7 @@ class Headroom:
             dearest_ns=None if before.dearest is None else round(before.dearest),
             work_ns=round(before.work),
             releases=before.releases,
-            charged_ns=round(now.cost - before.cost),
+            charged_ns=round(now.cost - cost),
             shrunk={} if done is None else dict(done.shrunk),
             segments=0 if done is None else done.segments,
             release_ns=0 if done is None else done.nanoseconds,

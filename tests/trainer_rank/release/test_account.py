@@ -169,7 +169,9 @@ def test_no_rank_is_no_fold() -> None:
         fold([])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["work", "deny", "release", "fail"]), st.integers(0, 1000)), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from(["work", "look", "deny", "release", "fail"]), st.integers(0, 1000)), max_size=40)
+)
 def test_the_account_is_the_sum_of_what_happened(history: list[tuple[str, int]]) -> None:
     now = 0
 
@@ -177,10 +179,11 @@ def test_the_account_is_the_sum_of_what_happened(history: list[tuple[str, int]])
         return now
 
     account = Account("rank", clock)
-    costs, work, releases = [], 0, 0
+    costs, work, releases, looks = [], 0, 0, 0
+    parts = {"work": account.work, "look": account.instrumentation}
     for kind, spent in history:
         try:
-            with account.work("rank") if kind == "work" else account.episode("rank") as episode:
+            with parts.get(kind, account.episode)("rank") as episode:
                 now += spent
                 if episode is not None:
                     episode.released = kind == "release"
@@ -190,7 +193,10 @@ def test_the_account_is_the_sum_of_what_happened(history: list[tuple[str, int]])
             pass
         if kind == "work":
             work += spent
+        elif kind == "look":
+            looks += spent
         else:
             costs.append(spent)
             releases += kind == "release"
-    assert account.balance("rank", need=False) == Balance(sum(costs), max(costs, default=None), work, releases, False)
+    spent = sum(costs) + looks
+    assert account.balance("rank", need=False) == Balance(spent, max(costs, default=None), work, releases, False)

@@ -7,8 +7,10 @@ import torch
 
 from trainer_rank.allocator.replay import replay
 from trainer_rank.devices.cuda import CudaDevice
-from trainer_rank.policies import Scope
+from trainer_rank.events import Announcer
+from trainer_rank.policies import Scope, load_policy
 from trainer_rank.release.caches import release, segment_nanoseconds, without_unused
+from trainer_rank.release.headroom import Headroom
 
 MIB = 1 << 20
 pytestmark = pytest.mark.gpu
@@ -52,6 +54,16 @@ def test_the_allocator_model_replays_a_release_to_the_byte(cuda: CudaDevice, sco
     assert done.returned >= 60 * MIB
     assert result.exact, result.divergence
     assert len(kept) == 3
+
+
+def test_a_headroom_takes_the_streams_memory_before_it_is_short(cuda: CudaDevice) -> None:
+    Headroom(cuda, load_policy("forecast"), Announcer(lambda _: None))
+    torch.empty(64 * MIB, dtype=torch.uint8, device=cuda.torch_device)
+    free, reserved = cuda.memory_info().free, cuda.reserved()
+    done = release(cuda, Scope.DEVICE)
+    assert (segment_nanoseconds(cuda) or 0) > 0
+    assert done.returned > 60 * MIB
+    assert cuda.memory_info().free - free >= reserved - cuda.reserved()
 
 
 def test_a_fresh_segment_is_timed_at_the_driver(cuda: CudaDevice) -> None:

@@ -136,6 +136,7 @@ def test_costs_are_summed_and_the_most_work_counts(of: Of) -> None:
         assert event["dearest_ns"] == sum(vote["dearest"] for vote in votes)
         assert event["work_ns"] == max(vote["work"] for vote in votes)
         assert event["releases"] == 1
+        assert event["charged_ns"] > 0, "what this rank was charged, not the sum less one rank's"
         within = (event["cost_ns"] + event["dearest_ns"]) * 20 <= event["work_ns"]
         assert (event["granted"], event["reason"]) == (within, Reason.WITHIN if within else Reason.OVER)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -194,6 +195,33 @@ def test_planning_anew_is_charged_to_the_episode_of_its_release(bench: Callable[
         now += 7
         raise RuntimeError
     assert found.of("release")[-1]["charged_ns"] == 7
+
+
+def test_admission_and_hand_off_share_one_account(bench: Callable[..., Bench]) -> None:
+    now = 0
+    found = bench("trigger-3-percent", clock=lambda: now)
+    found.fill(1 * MIB)
+    with found.headroom.releasing("refused", lambda: True) as released:
+        now += 7
+    found.fill(1 * MIB)
+    found.headroom.hand_off(None, trains=True)
+    first, second = found.of("release")
+    assert (released, first["why"], first["reason"]) == (True, "refused", Reason.FIRST)
+    assert (second["why"], second["releases"], second["granted"], second["reason"]) == (
+        "hand-off", 1, False, Reason.OVER,
+    )  # fmt: skip
+    assert second["cost_ns"] >= 7
+
+
+def test_looking_and_reporting_are_charged_too(bench: Callable[..., Bench]) -> None:
+    times = iter(range(0, 10_000))
+    found = bench("forecast", clock=lambda: next(times))
+    for _ in range(2):
+        with found.headroom.protected(FORWARD):
+            found.device.require("first_forward")
+    spent = found.headroom._account.balance(os.getpid(), need=False).cost
+    looks, reads, reports = 2, 4, 2
+    assert spent == looks + reads + reports
 
 
 def test_refill_is_charged_segment_by_segment_up_to_what_was_returned(bench: Callable[..., Bench]) -> None:
