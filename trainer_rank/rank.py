@@ -20,6 +20,7 @@ from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointEr
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import KEY_BYTES, PlanRun, prefix_keys
 from trainer_rank.microbatch import Admitted, MicroBatch
+from trainer_rank.models.context import watch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
 from trainer_rank.packing import units
@@ -55,7 +56,8 @@ class TrainerRank:
     With an ``agreement`` every rank of its group must be given the same requests, and runs the same plan. Those of a
     context-parallel model start from the first one's adapters and sum their gradients before they step. ``tapes``: a
     file or a folder that :meth:`save_tapes` wrote; what it holds is not probed again. Raises TapeError when it was
-    recorded on anything else.
+    recorded on anything else. ``exact_figures``: announce every micro-batch's exact peaks; without, a plan that clearly
+    fits is admitted by its limits in under a millisecond, and the peak of reserved memory is announced as None.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class TrainerRank:
         spool: Spool | None = None,
         agreement: Agreement | None = None,
         tapes: str | Path | None = None,
+        exact_figures: bool = True,
     ) -> None:
         self._model = model
         self._device = model.device
@@ -80,10 +83,14 @@ class TrainerRank:
         vote = None if agreement is None else partial(exchange, gather=agreement.gather)
         known = RankTapes({}) if tapes is None else load_rank_tapes(tapes, model)
         self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
-        together = agreement is not None and model.context_group is not None
-        everyone = agreement.everyone if agreement is not None and together else bool
+        everyone: Callable[[bool], bool] = bool
+        if agreement is not None and model.context_group is not None:
+            everyone = agreement.everyone
+            watch(model.context_group, agreement)
         self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded, everyone)
-        self._sampler = Sampler(self._device, policy, self._probes, self._headroom, agreement)
+        self._sampler = Sampler(
+            self._device, policy, self._probes, self._headroom, agreement, exact_figures=exact_figures
+        )
         self._witness = Witness(self._device, policy, self._announcer, spool, self._revision)
         self._trained: set[str] = set()
         self._checkpoint: str | None = None
