@@ -63,7 +63,7 @@ class StepProbes:
         lengths = "+".join(str(length) for length in shape.lengths)
         return replace(steady, trace=replace(steady.trace, features=named, source=f"{lengths}.json.gz"))
 
-    def record_within(self, seconds: float, largest: int, sequences: int = 8) -> list[Trace]:
+    def record_within(self, seconds: float, largest: int, sequences: int = 8) -> list[Steady]:
         """Record the smallest probes, then always the most telling one, until rules agree or the time is up.
 
         The largest probe is always among them while there is time: only there does a size show that it stopped growing.
@@ -74,17 +74,17 @@ class StepProbes:
         final = left[-1]
         if len(left) < FEWEST:
             raise TapeError(f"only {len(left)} probes of up to {largest} rows; allow more rows")
-        traces: list[Trace] = []
+        found: list[Steady] = []
         longest = 0.0
         while left:
-            chosen = self._next(traces, left) or (final if final in left else None)
-            if chosen is None or (len(traces) >= FEWEST and perf_counter() - begun + longest > seconds):
+            chosen = self._next([each.trace for each in found], left) or (final if final in left else None)
+            if chosen is None or (len(found) >= FEWEST and perf_counter() - begun + longest > seconds):
                 break
             left.remove(chosen)
             started = perf_counter()
-            traces.append(self.record(chosen).trace)
+            found.append(self.record(chosen))
             longest = max(longest, perf_counter() - started)
-        return traces
+        return found
 
     def _next(self, traces: Sequence[Trace], left: Sequence[Shape]) -> Shape | None:
         if len(traces) < FEWEST:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from flows.cli.exits import ExitCode, strongest
 from trainer_rank.allocator.trace import load_trace
@@ -20,6 +21,9 @@ from trainer_rank.tapes.shipped import fit_shipped, shipped_tapes
 from trainer_rank.tapes.storage import load_tape, save_tape
 from trainer_rank.tapes.tape import Path as TapePath
 from trainer_rank.tapes.tape import Probe, Tape, describe
+
+if TYPE_CHECKING:
+    from typer._click import Context
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -55,17 +59,22 @@ def record(
       qualify tape record -o probes --device cuda:0 --seconds 120 --largest 4096
     """
     recorder = import_module("flows.cli.tape_record")  # needs PyTorch, which reading a tape does not
-    traces, facts = recorder.record_probes(
+    probes, tape = recorder.record_probes(
         folder, device=device, geometry=geometry, seconds=seconds, largest=largest, sequences=sequences
     )
-    for trace in traces:
+    for probe in probes:
+        trace = probe.trace
         typer.echo(
-            f"{folder / trace.source}: peak {trace.peak_allocated:,} B allocated, {trace.peak_reserved:,} B reserved"
+            f"{folder / trace.source}: peak {trace.peak_allocated:,} B allocated, {trace.peak_reserved:,} B reserved; "
+            f"{probe.passes} passes"
         )
+        for reason in probe.disturbances:
+            typer.echo(f"  recorded again, {reason}")
+    taken = [f"{each.size:,} B first taken in {each.name}" for each in tape.claims if each.size]
+    typer.echo(f"outside PyTorch: {', '.join(taken) or 'nothing was taken while it recorded'}")
     if tape_file is not None:
-        tape = fit(traces, facts)
         save_tape(tape, tape_file)
-        typer.echo(_fitted(tape, tape_file, len(traces)))
+        typer.echo(_fitted(tape, tape_file, len(probes)))
     return ExitCode.PASSED
 
 
@@ -128,12 +137,24 @@ def check(
     return strongest(_code(each) for _, each in rows)
 
 
-@app.command()
+class _PlotWithoutName(TyperCommand):
+    """Lets ``--plot`` come without a file; typer's own options always take a value or never one."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Give a bare ``--plot`` its value, the empty path."""
+        values = [*args[1:], "-"]
+        bare = [each == "--plot" and value.startswith("-") for each, value in zip(args, values, strict=True)]
+        return super().parse_args(
+            ctx, [part for each, named in zip(args, bare, strict=True) for part in ([each, ""] if named else [each])]
+        )
+
+
+@app.command(cls=_PlotWithoutName)
 def show(
     tape_file: TapeFile,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw live memory by stage into this file, which must be named."),
+        str | None,
+        typer.Option("--plot", metavar="[FILE]", help="Draw live memory by stage; without FILE, into TAPE.png here."),
     ] = None,
     probe: Annotated[str | None, typer.Option("--probe", help="Recording to take apart; the largest if none.")] = None,
     as_json: AsJson = False,
@@ -144,6 +165,7 @@ def show(
     Examples:
       qualify tape show model.tape.json.gz
       qualify tape show model.tape.json.gz --plot memory.png
+      qualify tape show model.tape.json.gz --plot
     """
     tape = load_tape(tape_file)
     path, chosen = _probe(tape, probe)
@@ -151,7 +173,9 @@ def show(
     if plot is not None:
         from flows.cli.tape_plot import draw  # matplotlib takes a second to import
 
-        draw(parts, f"{tape_file.name}: {chosen.source}", plot)
+        drawn = Path(plot or f"{tape_file.name}.png")
+        draw(parts, f"{tape_file.name}: {chosen.source}", drawn)
+        typer.echo(f"{drawn}: live memory of {chosen.source}", err=True)
     row = describe(tape) | {
         "schema": SHOW_SCHEMA,
         "tape": str(tape_file),
@@ -205,6 +229,7 @@ def _shown(row: dict[str, Any]) -> str:
             lines.append(f"  {path['operations']:,} operations, {path['allocations']:,} allocations: {probes}")
     counts = ", ".join(f"{count:,} {name}" for name, count in row["grounds"].items())
     lines += [f"allocations by what explains them: {counts}"]
+    lines += [f"outside PyTorch, {each['name']}: {each['size']:,} B, {each['source']}" for each in row["claims"]]
     lines += [f"peak of {row['probe']}: {row['peak_allocated']:,} B allocated, in {row['peak_stage']}"]
     lines += [f"  {size:>18,} B  {name}" for name, size in row["composition"].items()]
     return "\n".join(lines)

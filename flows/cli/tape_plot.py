@@ -11,7 +11,9 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 
+from trainer_rank.errors import TapeError
 from trainer_rank.tapes.anatomy import PRESENT, Anatomy
 
 GIB = 1 << 30
@@ -20,7 +22,13 @@ LARGEST_ORIGINS = 9
 
 
 def draw(anatomy: Anatomy, title: str, file: Path) -> None:
-    """Draw live bytes over the operations of the pass, by origin, with the peak and its composition."""
+    """Draw live bytes over the operations of the pass, by origin, with the peak and its composition.
+
+    TapeError when the file cannot be written, or is of a kind that matplotlib does not draw.
+    """
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix.removeprefix(".") not in kinds:
+        raise TapeError(f"{file}: no kind of picture; end its name in .{', .'.join(sorted(kinds))}")
     figure, axes = pyplot.subplots(figsize=(12, 6.5))
     names, curves = _layers(anatomy)
     span = range(len(curves[0]))
@@ -31,14 +39,20 @@ def draw(anatomy: Anatomy, title: str, file: Path) -> None:
         f"peak {total / GIB:.3f} GiB in {anatomy.stage}",
         (anatomy.peak, total / GIB),
         textcoords="offset points",
-        xytext=(6, 4),
+        xytext=(6, 4) if anatomy.peak < len(span) / 2 else (-6, 4),
+        horizontalalignment="left" if anatomy.peak < len(span) / 2 else "right",
     )
+    axes.set_ylim(0, 1.25 * total / GIB or 1)  # the legend's room
     _phases(anatomy, axes)
     axes.set(xlabel="operation of the pass", ylabel="allocated, GiB", title=title, xlim=(0, len(span) - 1))
     axes.legend(loc="upper left", fontsize="small", title="live bytes by the stage that allocated them")
     figure.tight_layout()
-    figure.savefig(file, dpi=120, metadata={"Software": None} if file.suffix == ".png" else None)
-    pyplot.close(figure)
+    try:
+        figure.savefig(file, dpi=120, metadata={"Software": None} if file.suffix == ".png" else None)
+    except OSError as error:
+        raise TapeError(f"{file}: cannot be written ({error.strerror or error})") from None
+    finally:
+        pyplot.close(figure)
 
 
 def _layers(anatomy: Anatomy) -> tuple[list[str], list[list[int]]]:

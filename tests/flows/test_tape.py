@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import execute
+from trainer_rank.devices.cards import load_card
 from trainer_rank.tapes.shipped import RECORDINGS, shipped_tapes
 
 CASES = Path(__file__).parents[1] / "data" / "traces"
@@ -149,6 +150,26 @@ def test_show_names_what_lived_before_the_recording(tmp_path: Path, capsys: pyte
     assert "104,857,600 B  present at the start" in run(capsys, "show", tape)[1]
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_plot_without_a_name_is_drawn_beside_the_tape_s_name(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "show", SHIPPED, "--plot", *more)
+    assert code == 0 and SHIPPED.name in err
+    assert [each.name for each in tmp_path.iterdir()] == [f"{SHIPPED.name}.png"]
+    assert not more or json.loads(out)["schema"] == "qualify.tape.show/1"
+
+
+@pytest.mark.parametrize(("file", "text"), [("x.xyz", "no kind of picture"), ("x", ".png"), ("no/x.png", "written")])
+def test_a_plot_that_cannot_be_drawn_is_refused(
+    file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "show", SHIPPED, "--plot", tmp_path / file)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert text in err and list(tmp_path.iterdir()) == []
+
+
 def test_a_tape_for_something_else_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     trace = RECORDINGS / "h200_cp1_L4_T4096.json.gz"
     assert run(capsys, "check", SHIPPED, trace, "--target", "card=h200")[0] == 0
@@ -170,9 +191,14 @@ def test_probes_are_recorded_fitted_and_checked(tmp_path: Path, capsys: pytest.C
     assert (code, err) == (0, "")
     traces = sorted(probes.iterdir())
     assert len(traces) >= 3 and out.count("B allocated") == len(traces)
+    card = load_card("h200")
+    taken = card.held_outside("first_backward") - card.held_outside("first_forward")
+    assert "recorded again, pass 2:" in out and f"{taken:,} B first taken in backward" in out
     code, files = check(capsys, tape, *traces)
     assert code == 0 and {row["status"] for row in files} == {"covered"}
     shown = json.loads(run(capsys, "show", tape, "--json")[1])
+    assert {each["name"]: each["size"] for each in shown["claims"]}["backward"] == taken
     assert shown["provenance"]["card"] == "h200" and shown["provenance"]["geometry"] == "reference-tiny"
     assert run(capsys, "record", "-o", probes, "--device", "tpu:0")[0] == 2
+    assert run(capsys, "record", "-o", probes, "--device", "cuda:x")[0] == 2
     assert run(capsys, "record", "-o", probes, "--geometry", "huge")[0] == 2

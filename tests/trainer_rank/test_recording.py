@@ -30,7 +30,7 @@ def probes() -> Iterator[StepProbes]:
 
 @pytest.fixture(scope="module")
 def tape(probes: StepProbes) -> Tape:
-    traces = probes.record_within(20.0, 700)
+    traces = [each.trace for each in probes.record_within(20.0, 700)]
     assert 3 <= len(traces) <= 8
     return fit(traces)
 

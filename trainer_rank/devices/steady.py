@@ -18,13 +18,15 @@ class Steady:
     """A recording equal to the one before it.
 
     ``outside``: bytes outside PyTorch's allocator at the start and at the end of each phase; ``passes``: how often the
-    work ran; ``disturbances``: why earlier recordings were not used, in order.
+    work ran; ``disturbances``: why earlier recordings were not used, in order; ``libraries``: by how many bytes each
+    phase made that memory grow at most, in any pass: what libraries took when they were first used.
     """
 
     trace: Trace
     outside: tuple[tuple[str, int], ...]
     passes: int
     disturbances: tuple[str, ...]
+    libraries: tuple[tuple[str, int], ...]
 
 
 def record_steady(
@@ -42,15 +44,18 @@ def record_steady(
     TraceError with the reasons when no two passes agree within ``most_passes``.
     """
     disturbances: list[str] = []
+    libraries: dict[str, int] = {}
     before: Trace | None = None
     for number in range(1, most_passes + 1):
         with device.record() as recording:
             run(recording)
             device.synchronize()
+        for (_, earlier), (phase, later) in pairwise(recording.outside):
+            libraries[phase] = max(libraries.get(phase, 0), later - earlier)
         trace, reason = _examine(recording, before)
         if agree(trace is not None and before is not None and reason is None):
             assert trace is not None
-            return Steady(trace, recording.outside, number, tuple(disturbances))
+            return Steady(trace, recording.outside, number, tuple(disturbances), tuple(libraries.items()))
         if reason is not None:
             disturbances.append(f"pass {number}: {reason}")
         before = trace

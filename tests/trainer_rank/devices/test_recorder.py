@@ -174,6 +174,7 @@ def test_library_memory_is_told_by_phase_and_disturbs_a_recording(virtual: Virtu
     assert steady.passes == 3
     assert len(steady.disturbances) == 1
     assert "+1048576 B outside PyTorch's allocator in forward: a library was loaded" in steady.disturbances[0]
+    assert steady.libraries == (("forward", MIB),)
 
 
 def test_an_incomplete_history_is_refused_and_recorded_again(
