@@ -254,6 +254,23 @@ def test_an_error_in_planning_is_reported_without_the_folders_in_its_words(
     assert replay_report(document).missing == ("device_or_modified_input",)
 
 
+def test_a_library_that_finds_no_memory_is_told_apart_and_sampled_afterwards(bench: _Bench, tmp_path: Path) -> None:
+    bench.train(_requests([20]))
+    (micro_batch,) = _first(bench)
+    returned = bench.device.give_up("first_backward")
+    bench.rank._headroom.uncap()
+    bench.device.take_raw(ballast := bench.device.memory_info().free - returned // 2)
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+        bench.rank.backward(micro_batch, _loss(micro_batch.outputs))
+    document = _report(bench, tmp_path)
+    failure = document["failure"]
+    assert (document["kind"], failure["kind"]) == ("out_of_memory", "library_out_of_memory")
+    assert (failure["sampled_before_unwinding"], failure["sightings"], failure["asked"]) == (False, 0, None)
+    assert 0 < failure["free"] < returned, "as it was found once the failure had been caught"
+    assert failure["after"]["reserved"] == failure["reserved"]
+    bench.device.give_back_raw(ballast)
+
+
 def test_an_out_of_memory_that_the_model_recovers_from_is_no_failure(bench: _Bench) -> None:
     bench.train(_requests([20]))
     plain = bench.model.forward
