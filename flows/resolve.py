@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.request import Request
 from qualification.errors import ConfigurationError
 from qualification.git import git, read_reference
-from qualification.locked import LOCK_FILE
+from qualification.locks import Lock, find_lock
 from qualification.records import Policy, Subject
 from qualification.subject import PACKAGE, installed_checkout, subject_of_checkout
 from qualification.worktree import fetch_head
@@ -29,7 +29,7 @@ class Resolved:
     policy_document: bytes
     checkout: Path | None
     store: Path | None
-    lock: bytes | None = None
+    lock: Lock | None = None
 
 
 def resolve(request: Request) -> Resolved:
@@ -71,7 +71,6 @@ def _policy(subject: Subject, policy: str, name: str, document: bytes) -> Policy
     return Policy(name=policy, sha256=digest)
 
 
-def _lock(store: Path, head: str) -> bytes | None:
-    if not git(store, "ls-tree", "--full-tree", head, "--", LOCK_FILE):
-        return None
-    return git(store, "cat-file", "blob", f"{head}:{LOCK_FILE}")
+def _lock(store: Path, head: str) -> Lock | None:
+    names = git(store, "ls-tree", "--full-tree", "--name-only", "-z", head).decode(errors="replace").split("\0")
+    return find_lock(names, lambda name: git(store, "cat-file", "blob", f"{head}:{name}"))

@@ -41,8 +41,9 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
       qualify gpus --json | jq '.devices[] | select(.holder)'
     """
     with GpuReader() as reader:
+        reader.start()
+        resources, holdings = _leases()
         inventory = take_inventory(reader)
-    resources, holdings = _leases()
     listed = [*inventory.gpus, *(GpuReading(uuid=name, name="virtual device") for name in inventory.virtual)]
     known = {reading.uuid for reading in listed}
     unseen = [name for name in (*resources, *holdings) if name not in known]

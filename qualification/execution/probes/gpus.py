@@ -45,7 +45,7 @@ class GpuReader:
 
     def ask(self, question: str) -> Answer:
         """Return the answer to one question, or an error within the time limit."""
-        process = self._process or self._start()
+        process = self.start()
         assert process.stdin is not None
         try:
             process.stdin.write(question.encode() + b"\n")
@@ -61,7 +61,10 @@ class GpuReader:
         answer = self.ask(f"read {uuid}")
         return answer.gpus[0] if answer.gpus else GpuReading(uuid=uuid, errors={"device": answer.error or "no answer"})
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the session unless it runs; a caller with other work first saves the time that NVML takes."""
+        if self._process is not None:
+            return self._process
         self._pending = b""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "qualification.execution.probes.nvml"],
