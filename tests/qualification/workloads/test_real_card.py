@@ -19,6 +19,7 @@ from qualification.workloads import library_demand
 from qualification.workloads.recompute import replays
 from tests.bench.modelled import Driver
 from tests.qualification.criteria.stamping import stamp
+from tests.qualification.workloads.test_releases import SMALLER
 from trainer_rank import contract
 from trainer_rank.devices.virtual import VirtualDevice
 
@@ -83,17 +84,16 @@ def unmet(criteria: list[Criterion]) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("policy", ["unconditional", "budgeted", "forecast"])
 def test_a_narrowed_card_passes_with_releases(native: Callable[..., list[Criterion]], policy: str) -> None:
-    assert unmet(native("pressure", policy)) == {}
+    assert unmet(native("pressure", policy, **SMALLER)) == {}
 
 
 def test_without_releases_the_handle_finds_no_memory(native: Callable[..., list[Criterion]]) -> None:
-    found = unmet(native("pressure", "none"))
+    found = unmet(native("pressure", "none", **SMALLER))
     assert "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`" in (found["library_failures"] or "")
 
 
-@pytest.mark.parametrize("policy", ["unconditional", "forecast"])
-def test_arms_on_one_card_match_until_the_release(native: Callable[..., list[Criterion]], policy: str) -> None:
-    assert unmet(native("release_vs_observe", policy)) == {}
+def test_arms_on_one_card_match_until_the_release(native: Callable[..., list[Criterion]]) -> None:
+    assert unmet(native("release_vs_observe", "forecast", **SMALLER)) == {}
 
 
 def test_a_card_without_room_for_the_ballast_is_refused(native: Callable[..., list[Criterion]]) -> None:
