@@ -168,12 +168,15 @@ def _forecast(
     callers = sum(segment_size(round_size(size)) for _, size in held)
     extrapolated = any(each.extrapolated for each in choices)
     widest = [expected]
-    bound = _widened(expected.allocated + callers, expected.reserved + callers, start.allocator, extrapolated)
+    more = sum(each.beyond for each in choices)
+    added = callers + more
+    bound = _widened(expected.allocated + added, expected.reserved + added, start.allocator, extrapolated)
     if room is None or not _clear(choices, expected, bound, start.allocator.reserved + room):
         widest += _alternatives(choices, likely, turns, start, dict(held))
         allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
         settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
-        bound = _widened(allocated, reserved, start.allocator, extrapolated, exact=settled and not extrapolated)
+        exact = settled and not extrapolated
+        bound = _widened(allocated + more, reserved + more, start.allocator, extrapolated, exact=exact)
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),

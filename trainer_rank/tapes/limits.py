@@ -74,7 +74,7 @@ def find_limits(passes: Sequence[PlannedPass], held: Iterable[int] = ()) -> Limi
             return None
         growths.append(max(_sum(live, likely) - _freed(before, likely) for live, before in outlines[0].peaks))
         freed += _freed(outlines[0].ancestors, likely)
-        most += max(_segments(outline, largest) for outline in outlines)
+        most += max(_segments(outline, largest) for outline in outlines) + ways.beyond
     most += sum(segment_size(round_size(size)) for size in held if size)
     return Limits(
         max(0, max(growths) - (freed if len(passes) > 1 else 0)),

@@ -11,6 +11,7 @@ from math import log
 from trainer_rank.allocator.rules import round_size
 from trainer_rank.errors import TapeError
 from trainer_rank.features import ADAPTER_BYTES, FEATURES, LARGEST, PACKED_TOKENS, SEQUENCES
+from trainer_rank.tapes.beyond import more_sequences, smallest_recorded
 from trainer_rank.tapes.compose import PlannedPass, Sized
 from trainer_rank.tapes.counts import LAYER, counted
 from trainer_rank.tapes.explain import Grounds
@@ -30,7 +31,7 @@ class Choice:
     ``expected`` is the likely path with the simplest sizes, ``upper`` the same with the largest that the recordings
     allow, ``other`` another path that may be taken instead, at its largest. All None when something is uncovered.
     ``open_block``: the largest block, in bytes, of an allocation whose size the recordings leave open; 0 when none is,
-    ``LARGEST`` when the path itself is.
+    ``LARGEST`` when the path itself is. ``beyond``: bytes that sequences beyond those of the probes may hold.
     """
 
     expected: Sized | None
@@ -38,16 +39,18 @@ class Choice:
     other: Sized | None = None
     extrapolated: bool = False
     open_block: int = LARGEST
+    beyond: int = 0
     uncovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Paths that a pass may take, the likeliest first, and what is doubtful about them."""
+    """Paths that a pass may take, the likeliest first, what is doubtful about them, and bytes to add to them."""
 
     paths: tuple[Path, ...]
     doubts: tuple[str, ...]
+    beyond: int
 
 
 def find_ways(planned: PlannedPass) -> Ways | tuple[str, ...]:
@@ -59,7 +62,8 @@ def find_ways(planned: PlannedPass) -> Ways | tuple[str, ...]:
         paths = tuple(counted(part, path, planned.features) for path in candidates(part, planned.features))
     except TapeError as error:
         return (str(error),)
-    return Ways(paths, (*doubts, *_outside(part, planned.features)))
+    beyond = more_sequences(planned.tape, part, paths, planned.features)
+    return Ways(paths, (*doubts, *_outside(part, planned.features)), beyond)
 
 
 def choose(planned: PlannedPass) -> Choice:
@@ -80,6 +84,7 @@ def choose(planned: PlannedPass) -> Choice:
         _sized(tape, paths[1], explained_sizes(tape, paths[1], features, upper=True)) if len(paths) > 1 else None,
         bool(ways.doubts),
         _open_block(tape, likely, largest) if len(paths) == 1 else LARGEST,
+        beyond=ways.beyond,
         notes=(*ways.doubts, *_unsure(tape, paths, expected)),
     )
 
@@ -152,7 +157,9 @@ def explained_sizes(
     tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False
 ) -> dict[int, int | None]:
     """Return the bytes of every explanation that the path uses, None where it gives none at these features."""
-    return {k: tape.size(k, features, upper=upper) for k in _used(Same(path))}
+    sizes = {k: tape.size(k, features, upper=upper) for k in _used(Same(path))}
+    missing = [k for k, size in sizes.items() if size is None]
+    return sizes | {k: smallest_recorded(tape, path, k, features) for k in missing} if missing else sizes
 
 
 @lru_cache(maxsize=128)
