@@ -86,6 +86,17 @@ class CachingAllocator:
         twin._pending = self._pending.copy()
         return twin
 
+    def count(self, segment: Segment) -> None:
+        """Count a segment of live blocks that stay as they are; it costs nothing more until :meth:`take_in`."""
+        self.allocated += segment.total
+        self.reserved += segment.total
+
+    def take_in(self, segment: Segment) -> dict[int, int]:
+        """Model a segment that was only counted: one of its blocks will be freed. Return its handles by address."""
+        self.allocated -= segment.total
+        self.reserved -= segment.total
+        return dict(zip((block.address for block in segment.blocks), self._adopt(segment), strict=True))
+
     def malloc(self, requested: int, stream: int = 0) -> int:
         """Allocate ``requested`` bytes and return the block's handle.
 
@@ -224,14 +235,16 @@ class CachingAllocator:
         self._pool_index[stream << 1 | small] = index
         return index
 
-    def _adopt(self, segment: Segment) -> None:
+    def _adopt(self, segment: Segment) -> list[int]:
         small = segment.pool == "small"
         index = self._pool_index.get(segment.stream << 1 | small)
         if index is None:
             index = self._open_pool(segment.stream, small)
         last = _NONE
+        handles = []
         for block in segment.blocks:
             handle = self._new_block(block.address, block.size, index)
+            handles.append(handle)
             self._previous[handle] = last
             self._requested[handle] = block.requested
             if last == _NONE:
@@ -248,6 +261,7 @@ class CachingAllocator:
                 self._state[handle] = _PENDING
                 self._pending[handle] = None
         self.reserved += segment.total
+        return handles
 
     def _new_block(self, address: int, size: int, index: int) -> int:
         if self._vacant:

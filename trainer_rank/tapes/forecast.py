@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,8 +13,7 @@ from typing import NamedTuple
 
 from trainer_rank.allocator.model import CachingAllocator
 from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_LIMIT, round_size, segment_size
-from trainer_rank.allocator.snapshot import Snapshot
-from trainer_rank.features import LARGEST
+from trainer_rank.allocator.snapshot import Segment, Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
 from trainer_rank.tapes.paths import Choice, choose, stage_of
@@ -121,7 +121,7 @@ def forecast_plan(
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
     if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    made = _forecast(tuple(map(Same, choices)), tuple(turns), snapshot, tuple(sorted(held.items())), room)
+    made = _forecast(tuple(map(Same, choices)), tuple(turns), Same(snapshot), tuple(sorted(held.items())), room)
     if outside is None or made.expected is None or made.bound is None:
         return made
     expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
@@ -139,31 +139,36 @@ def _score(chosen: tuple[tuple[Same[Tape], Same[Path]], ...], turns: tuple[Turn,
 
 
 class Start(NamedTuple):
-    """The state that every replay of a forecast begins with; ``blocks`` are the live handles by address."""
+    """The state that every replay of a forecast begins with.
+
+    ``blocks`` are the live handles by address; ``full`` the segments of live blocks that are only counted.
+    """
 
     snapshot: Snapshot
     allocator: CachingAllocator
     blocks: dict[int, int]
+    full: dict[int, Segment]
 
 
 @lru_cache(maxsize=4)
 def start_of(snapshot: Same[Snapshot]) -> Start:
     """Return the state that replays from a snapshot begin with."""
-    allocator = unlimited(snapshot.thing)
-    return Start(snapshot.thing, allocator, {address: live[0] for address, live in allocator.live().items()})
+    allocator, full = unlimited(snapshot.thing)
+    blocks = {address: live[0] for address, live in allocator.live().items()}
+    return Start(snapshot.thing, allocator, blocks, full)
 
 
 @lru_cache(maxsize=16)
 def _forecast(
     chosen: tuple[Same[Choice], ...],
     turns: tuple[Turn, ...],
-    snapshot: Snapshot,
+    snapshot: Same[Snapshot],
     held: tuple[tuple[int, int], ...],
     room: int | None,
 ) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
-    start = start_of(Same(snapshot))
+    start = start_of(snapshot)
     expected = _replay(likely, turns, start)
     callers = sum(segment_size(round_size(size)) for _, size in held)
     extrapolated = any(each.extrapolated for each in choices)
@@ -190,10 +195,13 @@ def _forecast(
 
 
 def _clear(choices: Sequence[Choice], expected: _Replayed, bound: Figures, most: int) -> bool:
-    """Tell whether further replays cannot change if ``most`` bytes reserved are enough: no size is left open, or the
-    likely replay is too much already."""
-    same = all(each.upper is each.expected and each.open_block < LARGEST for each in choices)
-    return expected.reserved > most or (same and bound.reserved <= most)
+    """Tell whether further replays cannot change if ``most`` bytes reserved are enough.
+
+    The likely one is too much already; or it is not with its margin, and all that small open blocks may add.
+    """
+    small = all(each.open_block <= SMALL_LIMIT for each in choices)
+    more = segment_size(LARGE_SEGMENT + sum(each.open_bytes for each in choices)) - LARGE_SEGMENT
+    return expected.reserved > most or (small and bound.reserved + more <= most)
 
 
 def _widened(
@@ -250,10 +258,22 @@ def prepared(passes: Sequence[Sized], turns: tuple[Turn, ...], start: Start, *, 
     """Compose the passes, on a copy of the start, with a block for each ancestor."""
     score = _score(tuple((Same(each.tape), Same(each.path)) for each in passes), turns)
     sizes = [size for each in passes for size in each.sizes]
+    allocator = copied(start.allocator, upward=otherwise)
     found = find_ancestors(start.snapshot, passes[0].ancestors, lowest=otherwise)
-    ancestors = [NOBODY if address is None else start.blocks[address] for address in reversed(found)]
-    handles = [NOBODY] * len(sizes) + ancestors
-    return Prepared(score, copied(start.allocator, upward=otherwise), sizes, handles, streams_of(start.snapshot))
+    handles = [NOBODY] * len(sizes) + _handles(start, allocator, found)[::-1]
+    return Prepared(score, allocator, sizes, handles, streams_of(start.snapshot))
+
+
+def _handles(start: Start, allocator: CachingAllocator, addresses: Sequence[int | None]) -> list[int]:
+    """Return the handles of live blocks; a segment that was only counted is modelled in ``allocator`` first."""
+    blocks, segments = start.blocks, start.snapshot.segments
+    handles = []
+    for address in addresses:
+        if address is not None and address not in blocks:
+            segment = segments[bisect_right(segments, address, key=lambda each: each.address) - 1]
+            blocks = blocks | allocator.take_in(segment)
+        handles.append(NOBODY if address is None else blocks[address])
+    return handles
 
 
 def _replay(
@@ -278,11 +298,14 @@ def _replay(
         done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
     number, operation = score.places[peak] if peak >= 0 else (None, -1)
     stage = "start" if number is None else stage_of(passes[number].path, operation)
-    return _Replayed(high, top, number, stage, tuple(done), _by_stream(allocator) if score.streams > 1 else ())
+    return _Replayed(
+        high, top, number, stage, tuple(done), _by_stream(allocator, start.full) if score.streams > 1 else ()
+    )
 
 
-def _by_stream(allocator: CachingAllocator) -> tuple[tuple[int, int], ...]:
+def _by_stream(allocator: CachingAllocator, full: dict[int, Segment]) -> tuple[tuple[int, int], ...]:
     reserved: dict[int, int] = {}
-    for segment in allocator.snapshot().segments:
+    segments = full | {segment.address: segment for segment in allocator.snapshot().segments}
+    for segment in segments.values():
         reserved[segment.stream] = reserved.get(segment.stream, 0) + segment.total
     return tuple(sorted(reserved.items()))

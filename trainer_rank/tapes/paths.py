@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +32,8 @@ class Choice:
     ``expected`` is the likely path with the simplest sizes, ``upper`` the same with the largest that the recordings
     allow, ``other`` another path that may be taken instead, at its largest. All None when something is uncovered.
     ``open_block``: the largest block, in bytes, of an allocation whose size the recordings leave open; 0 when none is,
-    ``LARGEST`` when the path itself is. ``beyond``: bytes that sequences beyond those of the probes may hold.
+    ``LARGEST`` when the path itself is. ``open_bytes``: what ``upper`` adds to all blocks of ``expected`` together.
+    ``beyond``: bytes that sequences beyond those of the probes may hold.
     """
 
     expected: Sized | None
@@ -39,6 +41,7 @@ class Choice:
     other: Sized | None = None
     extrapolated: bool = False
     open_block: int = LARGEST
+    open_bytes: int = 0
     beyond: int = 0
     uncovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -84,6 +87,10 @@ def choose(planned: PlannedPass) -> Choice:
         _sized(tape, paths[1], explained_sizes(tape, paths[1], features, upper=True)) if len(paths) > 1 else None,
         bool(ways.doubts),
         _open_block(tape, likely, largest) if len(paths) == 1 else LARGEST,
+        sum(
+            count * (round_size(largest[k] or 1) - round_size(likely[k] or 1))
+            for k, count in _uses(Same(paths[0])).items()
+        ),
         beyond=ways.beyond,
         notes=(*ways.doubts, *_unsure(tape, paths, expected)),
     )
@@ -157,14 +164,15 @@ def explained_sizes(
     tape: Tape, path: Path, features: Mapping[str, int], *, upper: bool = False
 ) -> dict[int, int | None]:
     """Return the bytes of every explanation that the path uses, None where it gives none at these features."""
-    sizes = {k: tape.size(k, features, upper=upper) for k in _used(Same(path))}
+    sizes = {k: tape.size(k, features, upper=upper) for k in _uses(Same(path))}
     missing = [k for k, size in sizes.items() if size is None]
     return sizes | {k: smallest_recorded(tape, path, k, features) for k in missing} if missing else sizes
 
 
 @lru_cache(maxsize=128)
-def _used(path: Same[Path]) -> frozenset[int]:
-    return frozenset((*path.thing.allocations, *path.thing.ancestors))
+def _uses(path: Same[Path]) -> Counter[int]:
+    """Count the allocations and ancestors that each explanation sizes."""
+    return Counter((*path.thing.allocations, *path.thing.ancestors))
 
 
 def _sized(tape: Tape, path: Path, sizes: Mapping[int, int | None]) -> Sized | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainer_rank.allocator.driver import ModelledDriver
 from trainer_rank.allocator.model import CachingAllocator
-from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.allocator.snapshot import ACTIVE, Segment, Snapshot
 from trainer_rank.features import LARGEST
 from trainer_rank.tapes.passes import Action
 
@@ -29,9 +29,17 @@ class Peaks(NamedTuple):
     reserved: Peak
 
 
-def unlimited(snapshot: Snapshot) -> CachingAllocator:
-    """Return the allocator in the state of ``snapshot`` on a driver that never refuses: a forecast asks how much."""
-    return CachingAllocator(ModelledDriver(LARGEST * 8, snapshot=snapshot), snapshot)
+def unlimited(snapshot: Snapshot) -> tuple[CachingAllocator, dict[int, Segment]]:
+    """Return the allocator in the state of ``snapshot`` on a driver that never refuses: a forecast asks how much.
+
+    Segments full of live blocks, by address, are only counted: most hold parameters and never change.
+    """
+    full = {each.address: each for each in snapshot.segments if all(block.state == ACTIVE for block in each.blocks)}
+    changing = Snapshot(tuple(each for each in snapshot.segments if each.address not in full))
+    allocator = CachingAllocator(ModelledDriver(LARGEST * 8, snapshot=snapshot), changing)
+    for segment in full.values():
+        allocator.count(segment)
+    return allocator, full
 
 
 def copied(allocator: CachingAllocator, *, upward: bool = False) -> CachingAllocator:

@@ -323,3 +323,23 @@ def test_invented_addresses_never_leave_the_address_space() -> None:
     held = driver.held
     assert model.empty_cache() == held
     assert driver.free == driver.total
+
+
+def test_a_full_segment_that_is_only_counted_becomes_the_same_when_it_is_taken_in() -> None:
+    whole = CachingAllocator(ModelledDriver(CAPACITY))
+    for size in (12 * MIB, 2 * MIB, 3 * MIB):
+        whole.malloc(size)
+    before = whole.snapshot()
+    full = [segment for segment in before.segments if all(block.state == ACTIVE for block in segment.blocks)]
+    others = tuple(segment for segment in before.segments if segment not in full)
+    assert full and others
+    counted = CachingAllocator(ModelledDriver(CAPACITY, snapshot=before), Snapshot(others))
+    for segment in full:
+        counted.count(segment)
+    assert (counted.allocated, counted.reserved) == (before.allocated, before.reserved)
+    handles = counted.take_in(full[0])
+    assert list(handles) == [block.address for block in full[0].blocks]
+    counted.free(handles[full[0].address])
+    assert counted.allocated == before.allocated - full[0].blocks[0].size
+    assert counted.reserved == before.reserved
+    assert counted.address(counted.malloc(full[0].blocks[0].requested)) == full[0].address
