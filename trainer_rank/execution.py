@@ -144,7 +144,11 @@ class SubforwardRun:
         del leaves, outputs, roots
         if not pairs:  # a slot without adapters
             return
-        torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+        try:
+            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+        except BaseException:
+            _drop_queued()
+            raise
 
     def _again(self) -> PackedOutputs:
         """Run the forward once more under the random state of its first run, this time with a graph."""
@@ -163,6 +167,14 @@ class SubforwardRun:
         hooks = self._store.hooks() if self._store is not None and gradients else nullcontext()
         with torch.set_grad_enabled(gradients), hooks:
             return self._model.forward(batch, slot=key.slot, gradients=gradients, hidden=key.hidden)
+
+
+def _drop_queued() -> None:
+    """Have autograd let go of what a failed backward left in this thread's queue, and of the graph that hangs on it.
+
+    It does so when the next backward begins; until then the queue would hold memory that nothing else knows of.
+    """
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 _OWN_STAGE = re.compile(r"(forward|backward)/subforward/\d+|caller|after|optimizer")

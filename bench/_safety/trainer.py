@@ -64,7 +64,7 @@ class Trainer:
         self.rank = TrainerRank(ground.model, policy, on_event=self._note)
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        self._events.append((time.perf_counter(), event))
+        self._events.append((time.perf_counter(), {**event, "reserved": self._ground.device.reserved()}))
 
     def run(self, requests: Sequence[Request], *, most: int | None = None, oversize: bool = False) -> list[Step]:
         """Run requests, or the first ``most`` micro-batches of them. Raises DidNotFitError or AdmissionRefused."""
@@ -115,9 +115,7 @@ class Trainer:
         moment, forecast = next((at, each) for at, each in self._events if each["event"] == "forecast")
         device = self._ground.device
         held, retries, failures = before
-        bound, limit = forecast["bound_reserved"], None
-        if bound is not None:
-            limit = bound - forecast["required"] + forecast["available"]
+        known = forecast["bound_reserved"] is not None
         return Step(
             rung=forecast["rung"],
             requests=number,
@@ -126,9 +124,9 @@ class Trainer:
             planned_s=moment - begun,
             seconds=time.perf_counter() - begun,
             held=held,
-            limit=limit,
+            limit=forecast["reserved"] + forecast["available"] if known else None,
             forecast=forecast["peak_reserved"],
-            bound=bound,
+            bound=forecast["bound_reserved"],
             peak_reserved=device.peak_reserved(),
             peak_allocated=device.peak_allocated(),
             retries=device.allocator_retries() - retries - self._provoked(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 import torch
 
 from tests.trainer_rank.test_rank import WIDE, _Bench, _loss, _requests
+from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.errors import InvalidInputError
-from trainer_rank.outofmemory import FailureKind, chain, failure_kind
+from trainer_rank.models.reference import TINY, build_reference
+from trainer_rank.outofmemory import FailureKind, chain, failure_kind, forget_frames
+from trainer_rank.policies import load_policy
+from trainer_rank.rank import TrainerRank
 from trainer_rank.reports.replay import replay_report
 from trainer_rank.reports.report import bounded, canonical, projected
 
@@ -335,6 +340,36 @@ def test_a_backward_that_fails_blocks_the_step_until_its_gradients_are_discarded
     )
     bench.train(_requests([8]))
     assert bench.rank.optim_step()["policy"].step == 1
+
+
+def test_a_backward_that_runs_out_of_memory_anywhere_leaves_nothing_in_autograds_queue() -> None:
+    device = VirtualDevice("h200", 21, magnification=1024)
+    rank = TrainerRank(build_reference(TINY, device), load_policy("none"))
+    requests, failed = _requests([70]), []
+
+    def step() -> None:
+        for micro_batch in rank.forward_micro_batches(requests):
+            loss = _loss(micro_batch.outputs)
+            device.empty_cache()
+            device.set_cap(device.reserved() + room)
+            rank.backward(micro_batch, loss)
+
+    room = 1 << 40
+    step()
+    rank.discard_gradients()
+    held = device.allocated()
+    for room in range(0, 400 << 20, 40 << 20):
+        try:
+            step()
+        except torch.OutOfMemoryError as error:
+            failed.append(any(each.name == "recompute_fn" for each in traceback.extract_tb(error.__traceback__)))
+            forget_frames(error)
+        device.set_cap(None)
+        rank.discard_gradients()
+        assert device.allocated() == held, room
+    assert set(failed) == {False, True}
+    rank.close()
+    device.close()
 
 
 def _first(bench: _Bench) -> list[Any]:
