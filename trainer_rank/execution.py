@@ -18,6 +18,7 @@ import torch
 from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.hostheld import HostStore
 from trainer_rank.microbatch import RequestOutput
+from trainer_rank.models.context import together
 from trainer_rank.models.protocol import ModelRuntime, PackedBatch, PackedOutputs
 from trainer_rank.packing import Subforward
 from trainer_rank.prefixes import spans
@@ -207,6 +208,7 @@ class PlanRun:
         stage: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._stage = stage
+        self._group = model.context_group
         self._runs = [
             SubforwardRun(model, each, {index: requests[index] for index in each.indices}, plan.retention)
             for each in plan.subforwards
@@ -216,9 +218,10 @@ class PlanRun:
 
     def forward(self) -> None:
         """Run every subforward in order and collect the outputs."""
-        for number, run in enumerate(self._runs):
-            self._stage(f"forward/subforward/{number}")
-            run.forward()
+        with together(self._group):
+            for number, run in enumerate(self._runs):
+                self._stage(f"forward/subforward/{number}")
+                run.forward()
         self._stage("caller")
         for run in self._runs:
             self.outputs |= run.outputs()
@@ -226,9 +229,10 @@ class PlanRun:
     def backward(self, loss: torch.Tensor) -> None:
         """Propagate ``loss``, a scalar made from the outputs; the last subforward first; graphs are dropped."""
         loss.backward()  # type: ignore[no-untyped-call]
-        while self._runs:
-            self._stage(f"backward/subforward/{len(self._runs) - 1}")
-            self._runs.pop().backward()
+        with together(self._group):
+            while self._runs:
+                self._stage(f"backward/subforward/{len(self._runs) - 1}")
+                self._runs.pop().backward()
         self._stage("after")
 
     @property

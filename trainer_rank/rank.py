@@ -20,6 +20,7 @@ from trainer_rank.errors import AdmissionRefused, AdmissionUnknown, CheckpointEr
 from trainer_rank.events import Announcer, announce_forecast, announce_observation
 from trainer_rank.execution import KEY_BYTES, PlanRun, prefix_keys
 from trainer_rank.microbatch import Admitted, MicroBatch
+from trainer_rank.models.context import watch
 from trainer_rank.models.protocol import ModelRuntime
 from trainer_rank.optimizer import OptimizerSettings, SlotOptimizer
 from trainer_rank.packing import units
@@ -82,8 +83,10 @@ class TrainerRank:
         vote = None if agreement is None else partial(exchange, gather=agreement.gather)
         known = RankTapes({}) if tapes is None else load_rank_tapes(tapes, model)
         self._headroom = Headroom(self._device, policy, self._announcer, exchange=vote, recorded=known.claims)
-        together = agreement is not None and model.context_group is not None
-        everyone = agreement.everyone if agreement is not None and together else bool
+        everyone: Callable[[bool], bool] = bool
+        if agreement is not None and model.context_group is not None:
+            everyone = agreement.everyone
+            watch(model.context_group, agreement)
         self._probes = Probes(model, policy, self._announcer, self._headroom.learning, known.recorded, everyone)
         self._sampler = Sampler(
             self._device, policy, self._probes, self._headroom, agreement, exact_figures=exact_figures

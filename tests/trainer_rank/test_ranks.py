@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -78,3 +79,45 @@ def test_the_first_rank_s_adapters_count_and_a_rank_that_drifts_is_seen() -> Non
     for found in as_ranks(train, 2, True):
         assert {slot: len(set(each)) for slot, each in found["start"].items()} == dict.fromkeys(SLOTS, 1)
         assert {slot: len(set(each)) for slot, each in found["later"].items()} == {"policy": 2, "adversary": 1}
+
+
+def fail(when: str, how: str) -> dict[str, Any]:
+    """Let the second rank fail where it reaches the stage ``when``, in a probe or in training; say what each saw."""
+    group = distributed.group.WORLD
+    assert group is not None
+    device = VirtualDevice(load_card("h200").among_peers(), group.rank())
+    model = build_reference(TINY, device, slots=SLOTS, seed=1, group=group)
+    agreement = Agreement(distributed.distributed_c10d._get_default_store(), distributed.new_group(backend="gloo"))
+    rank = TrainerRank(model, load_policy("forecast"), agreement=agreement)
+    mark, began = device.mark, []
+
+    def strike(stage: str) -> None:
+        if group.rank() == 1 and stage == when:
+            began.append(time.monotonic())
+            if len(began) > (0 if how == "probe" else 100):
+                raise RuntimeError("no such kernel")
+        mark(stage)
+
+    device.mark = strike  # type: ignore[method-assign]
+    try:
+        _update(rank, began)
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error), "at": time.monotonic()}
+    return {}
+
+
+def _update(rank: TrainerRank, began: list[float]) -> None:
+    for micro_batch in rank.forward_micro_batches(_requests()):
+        began += [0.0] * 100  # the next one strikes
+        parts = [each.log_probabilities.mean() for each in micro_batch.outputs.values()]
+        rank.backward(micro_batch, torch.stack(parts).mean())
+        rank.optim_step()
+
+
+@pytest.mark.parametrize(("when", "how"), [("forward/layer/1", "probe"), ("backward/layer/1", "training")])
+def test_a_rank_that_fails_amid_common_work_fails_its_peer_at_once_with_its_reason(when: str, how: str) -> None:
+    peer, failed = as_ranks(fail, when, how)
+    assert (failed["error"], failed["text"]) == ("RuntimeError", "no such kernel")
+    assert peer["error"] == "PlanningError"
+    assert "rank 1 failed in what all ranks do together: RuntimeError: no such kernel" in peer["text"]
+    assert abs(peer["at"] - failed["at"]) < 1.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -39,6 +40,7 @@ class Agreement:
         self._patience = patience
         self.rank = distributed.get_rank(group)
         self.collectives = 0
+        self._abandoned = False
 
     def decide(
         self, propose: Callable[[], Choice], review: Callable[[Proposal], Choice], *, oversize: bool = False
@@ -75,7 +77,8 @@ class Agreement:
         except _PeerError:
             raise
         except Exception as error:  # whatever kept this rank from planning is told to its peers before it is raised
-            self.tell(error)
+            if not self._abandoned:
+                self.tell(error)
             raise
         return found, [Vote.of_row(row) for row in self._gather(vote_of(found, oversize).row())]
 
@@ -89,12 +92,23 @@ class Agreement:
         rows = [torch.empty_like(mine) for _ in range(distributed.get_world_size(self.group))]
         try:
             work = distributed.all_gather(rows, mine, group=self.group, async_op=True)
-            self._wait(work)
+            self.wait(work)
         except RuntimeError as error:
             raise self._broken(error) from error
         return rows
 
-    def _wait(self, work: distributed.Work) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """Make all ranks raise PlanningError instead of waiting: this one has left work that they do together.
+
+        No decision can be made afterwards; all ranks must be restarted.
+        """
+        self._abandoned = True
+        with suppress(RuntimeError):  # the store's rank is gone, and everybody's connections with it
+            if not self._store.check([_FAILED]):
+                text = f"rank {self.rank} failed in what all ranks do together: {type(error).__name__}: {error}"
+                self._store.set(_FAILED, f"{text[:1000]}; restart all ranks")
+
+    def wait(self, work: distributed.Work) -> None:
         """Wait for a collective, looking into the store for a failure that another rank has noticed."""
         begun = looked = time.monotonic()
         while not work.is_completed():
@@ -104,10 +118,13 @@ class Agreement:
                 continue
             looked = now
             if self._store.check([_FAILED]):
-                raise PlanningError(self._store.get(_FAILED).decode())
+                raise _PeerError(self._store.get(_FAILED).decode())
             if now - begun > self._patience:
                 raise RuntimeError(f"a rank did not come within {self._patience} s")
-        work.wait(timedelta(seconds=1))
+        try:
+            work.wait(timedelta(seconds=1))
+        except RuntimeError as error:
+            raise self._broken(error) from error
 
     def _broken(self, error: RuntimeError) -> PlanningError:
         """Tell everybody what this rank noticed, and return it as the error to raise."""

@@ -2,20 +2,50 @@
 
 Between its own rows a layer needs no other rank. Attention does: there the ranks exchange rows for heads, so that each
 of them attends with its own heads over all rows, and exchange them back. Collectives run where the backend of the group
-reaches the tensors: on CUDA devices in place, elsewhere through the host.
+reaches the tensors: on CUDA devices in place, elsewhere through the host, where none waits for a rank that has failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
 
 from trainer_rank.models.layout import Layout
 from trainer_rank.models.sharding import local_positions
+
+
+class Watcher(Protocol):
+    """What knows whether another rank has failed."""
+
+    def wait(self, work: distributed.Work) -> None:
+        """Wait for a collective, or raise once another rank has failed."""
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell all other ranks that this one has left work that they do together."""
+
+
+_watchers: dict[str, Watcher] = {}
+
+
+def watch(group: distributed.ProcessGroup, watcher: Watcher) -> None:
+    """Let ``watcher`` wait for the collectives of a group on the host from now on."""
+    _watchers[group.group_name] = watcher
+
+
+@contextmanager
+def together(group: distributed.ProcessGroup | None) -> Iterator[None]:
+    """Do work inside that all ranks of ``group`` do; what this one fails with is told to those that wait for it."""
+    try:
+        yield
+    except BaseException as error:
+        if group is not None and group.group_name in _watchers:
+            _watchers[group.group_name].abandon(error)
+        raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +136,7 @@ def sum_over_ranks(tensors: Sequence[torch.Tensor], group: distributed.ProcessGr
     """Replace each tensor by its sum over the ranks, the same bits on each of them."""
     for tensor in tensors:
         here = _reachable(tensor)
-        distributed.all_reduce(here, group=group)
+        _finish(distributed.all_reduce(here, group=group, async_op=True), here, group)
         if here is not tensor:
             tensor.copy_(here)
 
@@ -116,7 +146,7 @@ def take_over_first(tensors: Sequence[torch.Tensor], group: distributed.ProcessG
     """Replace each tensor by that of the group's first rank."""
     for tensor in tensors:
         here = _reachable(tensor)
-        distributed.broadcast(here, group=group, group_src=0)
+        _finish(distributed.broadcast(here, group=group, group_src=0, async_op=True), here, group)
         if here is not tensor:
             tensor.copy_(here)
 
@@ -125,7 +155,7 @@ def gather_equal(tensor: torch.Tensor, group: distributed.ProcessGroup) -> list[
     """Return every rank's tensor of this shape, in rank order, where the group's backend reaches them."""
     here = _reachable(tensor).contiguous()
     parts = [torch.empty_like(here) for _ in range(group.size())]
-    distributed.all_gather(parts, here, group=group)
+    _finish(distributed.all_gather(parts, here, group=group, async_op=True), here, group)
     return parts
 
 
@@ -133,11 +163,21 @@ def _reachable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.device.type == "cuda" else tensor.cpu()
 
 
+def _finish(work: distributed.Work | None, here: torch.Tensor, group: distributed.ProcessGroup) -> None:
+    """Wait for a collective: on a CUDA device its stream does, on the host whoever watches the group."""
+    assert work is not None
+    watcher = None if here.device.type == "cuda" else _watchers.get(group.group_name)
+    if watcher is None:
+        work.wait()
+    else:
+        watcher.wait(work)
+
+
 def _exchanged(parts: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
     """Send part r of ``parts`` (ranks, ...) to rank r and return what each rank sent here."""
     here = _reachable(parts)
     received = torch.empty_like(here)
-    distributed.all_to_all_single(received, here, group=group)
+    _finish(distributed.all_to_all_single(received, here, group=group, async_op=True), here, group)
     return received.to(parts.device)
 
 
