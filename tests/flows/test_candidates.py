@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.perform import _candidates
+from flows.candidates import candidates
 from qualification.errors import RefusedError
 from qualification.execution.probes.gpus import GpuReader
 from qualification.records import Ground
@@ -17,8 +17,8 @@ def test_a_release_beside_another_device_is_refused_on_a_host_with_one_gpu(nvml:
     count = devices_needed(required.name for required in load_rules("adoption").rules.workloads)
     nvml.idle()
     with GpuReader() as reader, pytest.raises(RefusedError, match="2 GPUs are needed at once and there are 1"):
-        _candidates(Ground.NATIVE, reader, count)
+        candidates(Ground.NATIVE, reader, count)
     nvml.idle(GPUS[:2])
     with GpuReader() as reader:
-        assert _candidates(Ground.NATIVE, reader, count) == GPUS[:2]
-        assert len(_candidates(Ground.REHEARSAL, reader, count)) >= count
+        assert candidates(Ground.NATIVE, reader, count) == GPUS[:2]
+        assert len(candidates(Ground.REHEARSAL, reader, count)) >= count
