@@ -212,6 +212,8 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
     for name in FEATURES:
         known = [probe.features[name] for path in part.paths for probe in path.probes if name in probe.features]
         value = features.get(name)
+        if not known and value and name in (SEQUENCES, ADAPTER_BYTES):
+            notes.append(f"{name} {value}: no probe states its own")
         if known and value is not None and not min(known) <= value <= max(known):
             notes.append(f"{name} {value} lies outside the probes ({min(known)} to {max(known)})")
     return notes

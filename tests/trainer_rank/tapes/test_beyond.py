@@ -53,3 +53,13 @@ def test_a_smaller_plan_takes_no_more_than_the_smallest_probe(slope: int, known:
         return
     assert made.status is Status.EXTRAPOLATED
     assert made.expected is not None and made.expected.allocated == 1024 + 3584
+
+
+@pytest.mark.parametrize("feature", ["sequences", "adapter_bytes"])
+def test_a_plan_that_states_more_than_any_probe_is_not_covered(feature: str) -> None:
+    """Probes that state no adapters and no sequences say nothing of a plan that has them."""
+    tape = fit([record([Step("rows", rows(64))], {"packed_tokens": tokens}) for tokens in (100, 200, 300)])
+    unseen = record([Step("rows", rows(64))], {"packed_tokens": 150, feature: 3})
+    made = compare(tape, unseen).forecast
+    assert made.status is Status.EXTRAPOLATED
+    assert made.notes == (f"{feature} 3: no probe states its own",)
