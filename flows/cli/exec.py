@@ -65,8 +65,13 @@ def command(
         if reasons := unreadable(reader, devices):
             return _answer(receipt_of_nothing(run, reasons), None, as_json)
     folder = home() / "runs" / run / "1"
-    held = _lease(run, devices, folder, reader, priority) if devices else None
-    attempt = Attempt(run=run, attempt=1, folder=folder, held=held, recorded=False, reader=reader, provider=provider)
+    attempt = Attempt(run=run, attempt=1, folder=folder, recorded=False, reader=reader, provider=provider)
+    attempt.announce()
+    try:
+        attempt.held = _lease(run, devices, folder, reader, priority) if devices else None
+    except BaseException:
+        attempt.withdraw()
+        raise
     outcome: Outcome | None = None
     try:
         attempt.begin()

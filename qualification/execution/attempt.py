@@ -47,6 +47,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     token: str
     trainer: bool
     provider: str
+    host: str
     holder: Process
     worktree: str | None
     baselines: tuple[GpuReading, ...]
@@ -88,6 +89,7 @@ class Attempt:
             token=self.token,
             trainer=self.trainer,
             provider=self.provider.name,
+            host=host(),
             holder=myself(),
             worktree=str(self.worktree) if self.worktree else None,
             baselines=tuple(self.watch.baselines.values()) if self.watch else (),

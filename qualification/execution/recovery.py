@@ -14,14 +14,14 @@ import msgspec
 from qualification.execution.attempt import MANIFEST_FILE, RECEIPT_FILE, Manifest, host
 from qualification.execution.files import write_durably
 from qualification.execution.holding import HeldLeases, census_folders, look
-from qualification.execution.identity import find, myself, send
+from qualification.execution.identity import boot_id, find, myself, send
 from qualification.execution.leases import Holding, LeaseStore
 from qualification.execution.probes.gpus import GpuReader, GpuWatch, is_virtual
 from qualification.execution.probes.nvml import GpuReading
-from qualification.execution.receipt import Footprint, take_receipt
+from qualification.execution.receipt import Footprint, fold, take_receipt
 from qualification.execution.supervision import Census, Outcome
 from qualification.execution.supervisor import read_census, read_outcome, recover_outcome
-from qualification.records import Lease, Probe, Receipt, ReceiptStatus
+from qualification.records import Lease, Probe, ProbeStatus, Receipt, ReceiptStatus
 
 PATIENCE_SECONDS = 60
 """How long after its lease expired an orphaned supervisor may still be sweeping before it is killed."""
@@ -65,7 +65,7 @@ class Recovery:
     def sweep(self, runs: Path) -> list[Recovered]:
         """Recover every attempt that ended without a CLEAN receipt, then look at every device in quarantine."""
         found = {path.parent for path in runs.glob(f"*/*/{MANIFEST_FILE}") if not _is_clean(path.parent)}
-        found |= {Path(holding.folder) for holding in self.store.holdings() if holding.host == host()}
+        found |= {Path(holding.folder) for holding in self.store.holdings() if is_here(holding)}
         done: list[Recovered] = []
         for folder in sorted(found):
             try:
@@ -89,11 +89,13 @@ class Recovery:
         if not mine and before is not None and not self._untouched(before.leases):
             return None  # somebody else had its devices since, after a CLEAN look: they say nothing about it any more
         held = HeldLeases(self.store, tuple(self.store.adopt(holding.lease, myself(), host()) for holding in mine))
-        manifest = manifest or _nothing_started(mine[0])
-        receipt = self._look(manifest, folder, held, before.leases if before and not mine else held.leases)
+        known = manifest or _unknown(mine[0])
+        receipt = self._look(known, folder, held, before.leases if before and not mine else held.leases)
+        if manifest is None:
+            receipt = _unseen(receipt, folder)
         if before is not None and before.status is receipt.status and not mine:
             return None
-        self.record(manifest, receipt)
+        self.record(known, receipt)
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / RECEIPT_FILE, msgspec.json.encode(receipt))
         held.close(receipt)
@@ -133,6 +135,11 @@ class Recovery:
         return [saved.get(name, GpuReading(uuid=name, used_bytes=known.get(name), processes=())) for name in names]
 
 
+def is_here(held: Holding | Manifest) -> bool:
+    """Whether a holder runs, or ran, on this machine: under its name, or in its present boot under another."""
+    return held.host == host() or held.holder.boot_id == boot_id()
+
+
 def read_receipt(folder: Path) -> Receipt | None:
     """Return the last receipt taken of an attempt, or None."""
     path = folder / RECEIPT_FILE
@@ -149,14 +156,15 @@ def _read_manifest(folder: Path) -> Manifest | None:
     return msgspec.json.decode(path.read_bytes(), type=Manifest) if path.exists() else None
 
 
-def _nothing_started(holding: Holding) -> Manifest:
-    """Return the manifest of an attempt that was killed after its lease and before it wrote one."""
+def _unknown(holding: Holding) -> Manifest:
+    """Return what stands for the manifest of an attempt whose folder is not here; each begins with writing it."""
     return Manifest(
         run=holding.run,
         attempt=holding.attempt,
-        token="none",  # noqa: S106 - no process carries it, because none was started
+        token="none",  # noqa: S106 - it is not known which one its processes carry
         trainer=False,
         provider="process",
+        host=holding.host,
         holder=holding.holder,
         worktree=None,
         baselines=(),
@@ -164,10 +172,22 @@ def _nothing_started(holding: Holding) -> Manifest:
     )
 
 
+def _unseen(receipt: Receipt, folder: Path) -> Receipt:
+    """Return the receipt of an attempt of which nothing is written here: what it started cannot be looked for."""
+    reason = f"{folder} is not here, so what was started is unknown"
+    blind = Probe(
+        name="processes", source="/proc", status=ProbeStatus.UNREADABLE, duration_ms=0, values={}, reason=reason
+    )
+    probes = (blind, *(probe for probe in receipt.probes if probe.name != blind.name))
+    status, said = fold(probes)
+    return msgspec.structs.replace(receipt, probes=probes, status=status, reason=said)
+
+
 def _require_dead(mine: Sequence[Holding], manifest: Manifest | None, folder: Path) -> None:
     """Raise NotYet while the attempt's own processes may still close it; end a supervisor that hangs on."""
-    if any(holding.host != host() for holding in mine):
-        raise NotYet(f"run {mine[0].run} is on host {mine[0].host}; only a sweep there can see its processes")
+    for one in (*mine, *([manifest] if manifest else [])):
+        if not is_here(one):
+            raise NotYet(f"run {one.run} is on host {one.host}; only a sweep there can see its processes")
     for holding in mine:
         if not holding.expired:
             raise NotYet(f"the lease of run {holding.run} is in force until {holding.expires_at}")

@@ -6,11 +6,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from db.engine import open_for_writing
 from db.leases import DatabaseLeaseStore
-from qualification.execution.attempt import Manifest
+from qualification.execution.attempt import MANIFEST_FILE, Manifest
+from qualification.execution.files import write_durably
 from qualification.execution.holding import DeviceRefused, acquire
 from qualification.execution.identity import myself, read_entry, record
 from qualification.execution.inventory import virtual_devices
@@ -51,8 +53,23 @@ def _host() -> str:
 def give_to(store: DatabaseLeaseStore, folder: Path, process: subprocess.Popen[bytes]) -> None:
     entry = read_entry(process.pid)
     assert entry is not None
-    granted = store.try_acquire(store.enqueue(ask("first", folder, record(entry))))
+    asked = ask("first", folder, record(entry))
+    granted = store.try_acquire(store.enqueue(asked))
     assert isinstance(granted, tuple)
+    manifest = Manifest(
+        run="first",
+        attempt=1,
+        token="none",
+        trainer=False,
+        provider="process",
+        host=asked.host,
+        holder=asked.holder,
+        worktree=None,
+        baselines=(),
+        recorded=False,
+    )
+    Path(asked.folder).mkdir()
+    write_durably(Path(asked.folder) / MANIFEST_FILE, msgspec.json.encode(manifest))
 
 
 def test_an_expired_lease_waits_for_its_living_holder_and_is_recovered_after_it(
