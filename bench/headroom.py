@@ -99,6 +99,7 @@ def record_step(scene: Scene, watch: Callable[[Callable[[], None] | None], None]
     rank = TrainerRank(scene.model, replace(load_policy("forecast"), ladder=("whole",)), on_stage=tell)
     _step(rank, scene, lambda: None)
     scene.tear_down()
+    rank._headroom.claims()  # sees what was given back, before the card is narrowed
     elsewhere = scene.narrow()
     size = (device.memory_info().free - LEFT_FREE) & -(2 << 20)
     torch.empty(size, dtype=torch.uint8, device=device.torch_device)

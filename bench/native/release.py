@@ -1,5 +1,5 @@
 """Record what each release policy does under pressure on one GPU: ``python -m bench.native.release FOLDER``;
-make the table of docs/headroom.md from a recording: ``python -m bench.native.release --table [RECORDING.json]``.
+put the committed recording's table into docs/headroom.md: ``python -m bench.native.release --page``.
 
 A process of its own records the tapes first, so that no arm probes. A raw driver allocation narrows the card. In every
 round each arm takes one step, then the rest of the card is cached until 0.034734 GB are free, as in the public report,
@@ -45,6 +45,8 @@ LIBRARY_BYTES = 67_108_864
 SPARE = 1 << 30
 """Room beside the largest step and the library, so that the card is narrow and the work still fits."""
 RECORDING = Path(__file__).parent.parent / "recordings" / "h200-release.json"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "headroom.md"
+BEGIN, END = "<!-- made by python -m bench.native.release --page -->\n", "<!-- until here -->\n"
 
 
 class Sizes(NamedTuple):
@@ -292,6 +294,13 @@ def _refill(arm: Mapping[str, Any]) -> float:
     return min(arm["segments_returned"], arm["segments_taken"]) * (arm["refill_ns_per_segment"] or 0) / 1e9
 
 
+def page(text: str) -> str:
+    """The text of docs/headroom.md with what the committed recording gives between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{report(json.loads(RECORDING.read_text()))}\n{END}{after}"
+
+
 def main(folder: Path) -> None:
     """Record the tapes in a process of its own, then compare."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -302,11 +311,11 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["--table", *given]:
-            print(report(json.loads(Path(given[0] if given else RECORDING).read_text())))
+        case ["--page"]:
+            PAGE.write_text(page(PAGE.read_text()))
         case ["--tapes", given]:
             record_tapes(real(), Path(given))
         case [given]:
             main(Path(given))
         case _:
-            sys.exit("usage: python -m bench.native.release FOLDER | --table [RECORDING.json] | --tapes FOLDER")
+            sys.exit("usage: python -m bench.native.release FOLDER | --page | --tapes FOLDER")
