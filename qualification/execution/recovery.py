@@ -185,7 +185,8 @@ def _unseen(receipt: Receipt, folder: Path) -> Receipt:
 
 def _require_dead(mine: Sequence[Holding], manifest: Manifest | None, folder: Path) -> None:
     """Raise NotYet while the attempt's own processes may still close it; end a supervisor that hangs on."""
-    for one in (*mine, *([manifest] if manifest else [])):
+    known: list[Holding | Manifest] = [*mine, *([manifest] if manifest else [])]
+    for one in known:
         if not is_here(one):
             raise NotYet(f"run {one.run} is on host {one.host}; only a sweep there can see its processes")
     for holding in mine:
