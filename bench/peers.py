@@ -2,11 +2,12 @@
 
 Observed peaks and our forecasts, written before each step, are the committed recording's. The others run here and now;
 accelerate and DeepSpeed have their columns when they are installed. ``python -m bench peers`` prints the page;
-``python -c 'from bench.peers import write; write()'`` writes it as docs/peers.md, with its plot.
+``python -m bench.peers`` writes it as docs/peers.md, with its plot, once all of them are.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def page(steps: Sequence[Step], found: Sequence[Peer]) -> str:
             "Errors in percent of what a real H200 showed for whole training steps of the reference model with",
             "adapters (`bench/recordings/h200-reference.jsonl.gz`). Tapes were recorded on the card before the first",
             "step, and each forecast was written before its step ran. The others need no card and ran afterwards, on",
-            "the same shapes. `python -m bench peers` prints this page; the plot is `peers.svg`.",
+            "the same shapes. `python -m bench peers` prints this page; `python -m bench.peers` writes it and its",
+            "plot, for which `pip install accelerate deepspeed` comes first: the pipeline itself needs neither.",
             "",
             table(head, rows),
             "",
@@ -155,9 +157,11 @@ def draw(steps: Sequence[Step], found: Sequence[Peer], file: Path) -> None:
 
 
 def write() -> None:
-    """Write the page and its plot."""
+    """Write the page and its plot, or exit where a peer is missing: a page without it would compare less."""
     steps = recorded_steps()
     found = peers(steps)
+    if missing := [peer.name for peer in found if None in peer.forecasts]:
+        sys.exit(f"docs/peers.md is as it was: {', '.join(missing)} not installed; pip install accelerate deepspeed")
     (DOCS / "peers.md").write_text(page(steps, found))
     draw(steps, found, DOCS / "peers.svg")
 
@@ -166,3 +170,7 @@ def main() -> None:
     """Print the page."""
     steps = recorded_steps()
     print(page(steps, peers(steps)))
+
+
+if __name__ == "__main__":
+    write()
