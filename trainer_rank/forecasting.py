@@ -98,14 +98,18 @@ class PlanForecaster:
     """Forecasts plans from one sample; implements :class:`trainer_rank.admission.planner.Forecaster`.
 
     ``room``: bytes that a plan may take. Whether it fits there is then all that is asked: what limits alone can tell is
-    not replayed, nor replayed a second time what fits, or does not, with every margin.
+    not replayed, nor replayed a second time what fits, or does not, with every margin. ``figures``: replay it once all
+    the same, for its exact peaks.
     """
 
-    def __init__(self, library: Library, policy: Policy, sample: Sample, room: int | None = None) -> None:
+    def __init__(
+        self, library: Library, policy: Policy, sample: Sample, room: int | None = None, *, figures: bool = False
+    ) -> None:
         self._library = library
         self._policy = policy
         self.sample = sample
         self._room = room
+        self._figures = figures
 
     def cost_ns(self, plan: Plan) -> int | None:
         """Forecast the time of a plan from the probes' times; None where one of its passes was not probed."""
@@ -130,7 +134,7 @@ class PlanForecaster:
         callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
         held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
         passes = self._passes(plan)
-        limits = None if self._room is None else find_limits(passes, held.values())
+        limits = None if self._room is None or self._figures else find_limits(passes, held.values())
         if limits is not None and (spared := self._spared(limits, host)) is not None:
             return spared
         driver_room = self._room if self._policy.counts_cached else None

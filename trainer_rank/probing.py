@@ -84,9 +84,9 @@ class Probes:
         """Every kind of pass that can be forecast."""
         return self._recorded
 
-    def forecaster(self, sample: Sample, room: int | None = None) -> PlanForecaster:
+    def forecaster(self, sample: Sample, room: int | None = None, *, figures: bool = False) -> PlanForecaster:
         """Return a forecaster that sees the device as it was in ``sample``; with ``room`` it tells only what fits."""
-        return PlanForecaster(self._library(self._recorded), self._policy, sample, room)
+        return PlanForecaster(self._library(self._recorded), self._policy, sample, room, figures=figures)
 
     def missing(
         self,

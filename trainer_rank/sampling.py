@@ -197,7 +197,7 @@ class Sampler:
         spared = choice.demand is not None and choice.demand.peak_reserved is None
         if not (figures and spared and self._exact_figures):
             return choice
-        return with_figures(choice, self._probes.forecaster(sample))
+        return with_figures(choice, self._probes.forecaster(sample, budget.available, figures=True))
 
     def _budget(self) -> tuple[Budget, Sample]:
         self._samples += 1
