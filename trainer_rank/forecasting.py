@@ -25,7 +25,8 @@ from trainer_rank.tapes.limits import Limits, find_limits
 from trainer_rank.tapes.located import TapeEvent, locate
 
 FORWARD, CALLER, BACKWARD = "forward", "caller", "backward"
-"""Phases of a pass, as its recording marks them."""
+PHASES = (FORWARD, CALLER, BACKWARD)
+"""Phases of a pass, as its recording marks them. One without gradients was recorded without a backward."""
 
 
 class PassKey(NamedTuple):
@@ -134,7 +135,7 @@ class PlanForecaster:
         callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
         held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
         passes = self._passes(plan)
-        limits = None if self._room is None or self._figures else find_limits(passes, held.values())
+        limits = None if self._room is None or self._figures else find_limits(passes, held.values(), PHASES)
         if limits is not None and (spared := self._spared(limits, host)) is not None:
             return spared
         driver_room = self._room if self._policy.counts_cached else None

@@ -9,9 +9,9 @@ but what random programs from random caches and every recording show (``tests/tr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from trainer_rank.allocator.rules import (
@@ -48,17 +48,19 @@ class Limits(NamedTuple):
 class _Outline(NamedTuple):
     """A path without its sizes.
 
-    ``most``: blocks that live at once, by explanation and stream. ``peaks``: those that live where plans peak, by
-    explanation, beside the ancestors freed by then. ``ancestors``: all that are ever freed.
+    ``most``: blocks that live at once, by explanation and stream. ``peaks``: those that live where plans peak in each
+    phase, by explanation, beside the ancestors freed by then. ``ancestors``: all that are ever freed.
     """
 
     most: dict[tuple[int, int], int]
-    peaks: tuple[tuple[dict[int, int], dict[int, int]], ...]
+    peaks: tuple[tuple[str, dict[int, int], dict[int, int]], ...]
     ancestors: dict[int, int]
 
 
-def find_limits(passes: Sequence[PlannedPass], held: Iterable[int] = ()) -> Limits | None:
-    """Return the limits of a plan that runs every phase of these passes; None where something is uncovered.
+def find_limits(
+    passes: Sequence[PlannedPass], held: Iterable[int] = (), phases: Container[str] | None = None
+) -> Limits | None:
+    """Return the limits of a plan that runs these ``phases`` of each pass, or all; None where something is uncovered.
 
     ``held``: bytes that the caller may allocate besides, each in one piece.
     """
@@ -72,12 +74,16 @@ def find_limits(passes: Sequence[PlannedPass], held: Iterable[int] = ()) -> Limi
         largest = _blocks(tape, outlines, planned.features, upper=True)
         if likely is None or largest is None:
             return None
-        growths.append(max(_sum(live, likely) - _freed(before, likely) for live, before in outlines[0].peaks))
+        growths += [
+            sum(count * likely[k] for k, count in live.items()) - _freed(before, likely)
+            for phase, live, before in outlines[0].peaks
+            if phases is None or phase in phases
+        ]
         freed += _freed(outlines[0].ancestors, likely)
         most += max(_segments(outline, largest) for outline in outlines) + ways.beyond
     most += sum(segment_size(round_size(size)) for size in held if size)
     return Limits(
-        max(0, max(growths) - (freed if len(passes) > 1 else 0)),
+        max(0, max(growths, default=0) - (freed if len(passes) > 1 else 0)),
         most + most // 16 + LARGE_SEGMENT,
         any(isinstance(ways, Ways) and bool(ways.doubts) for ways in found),
     )
@@ -96,10 +102,6 @@ def _blocks(
     for k in {k for outline in outlines for k in outline.ancestors} - blocks.keys():
         blocks[k] = round_size(tape.size(k, features, upper=upper) or 1)
     return blocks
-
-
-def _sum(counts: Mapping[int, int], blocks: Mapping[int, int]) -> int:
-    return sum(count * blocks[k] for k, count in counts.items())
 
 
 def _freed(ancestors: Mapping[int, int], blocks: Mapping[int, int]) -> int:
@@ -130,7 +132,7 @@ def _outline(tape: Same[Tape], path: Same[Path]) -> _Outline:
     live: Counter[int] = Counter()
     freed: Counter[int] = Counter()
     born: dict[int, tuple[int, int]] = {}
-    peaks: list[tuple[dict[int, int], dict[int, int]]] = [({}, {})] if -1 in tops else []
+    peaks = []
     for index, (action, subject, stream) in enumerate(path.thing.operations):
         if action is Action.ALLOCATE:
             kind = born[subject] = (path.thing.allocations[subject], stream)
@@ -145,12 +147,12 @@ def _outline(tape: Same[Tape], path: Same[Path]) -> _Outline:
         if subject >= 0 and action in (Action.FREE, Action.COMPLETE_FREE):
             held[born[subject]] -= 1
         if index in tops:
-            peaks.append((dict(+live), dict(freed)))
+            peaks.append((tops[index], dict(+live), dict(freed)))
     return _Outline(dict(most), tuple(peaks), dict(freed))
 
 
-def _tops(tape: Tape, path: Path) -> set[int]:
-    """Return the operations, -1 for the start, at which most is live in probes and in larger plans."""
+def _tops(tape: Tape, path: Path) -> dict[int, str]:
+    """Return the operations, with their phase, at which most is live in a phase of the probes and of larger plans."""
     used = sorted({*path.allocations, *path.ancestors})
     places = {k: place for place, k in enumerate(used)}
     signs = {Action.ALLOCATE: 0, Action.FREE: len(used), Action.REQUEST_FREE: len(used)}
@@ -163,10 +165,19 @@ def _tops(tape: Tape, path: Path) -> set[int]:
     largest = max((probe.features for probe in path.probes), key=lambda features: features[PACKED_TOKENS])
     shapes = [probe.features for probe in path.probes]
     shapes += [{name: factor * value for name, value in largest.items()} for factor in BEYOND]
-    tops = set()
+    tops = {}
     for features in shapes:
         sizes = [round_size(tape.size(k, features) or 1) for k in used]
         table = [*sizes, *(-size for size in sizes), 0]
-        heights = list(accumulate(map(table.__getitem__, changes), initial=0))
-        tops.add(heights.index(max(heights)) - 1)
+        heights = list(accumulate(map(table.__getitem__, changes)))
+        for phase, first, end in _phases(path):
+            tops[max(range(first, end), key=heights.__getitem__)] = phase
     return tops
+
+
+def _phases(path: Path) -> list[tuple[str, int, int]]:
+    """Return each phase with the operations [first, end) that it runs without a break."""
+    ends = [*(first for first, _ in path.stages[1:]), len(path.operations)]
+    runs = ((stage.partition("/")[0], first, end) for (first, stage), end in zip(path.stages, ends, strict=True))
+    grouped = (list(group) for _, group in groupby(runs, key=lambda run: run[0]))
+    return [(group[0][0], group[0][1], group[-1][2]) for group in grouped]
