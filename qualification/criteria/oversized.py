@@ -19,8 +19,8 @@ from qualification.verdict import Direction, Threshold, compare
 REQUESTS = 19
 SMALLER, FORCED, AFTER = "step-0000", "step-0001", "step-0002"
 EXPLAINED = (
-    "stage", "part", "subforward", "requests", "slot", "slot_steps", "asked", "requested", "position", "event", "free",
-    "allocated", "reserved", "before", "after", "partial_peak_allocated", "partial_peak_reserved",
+    "stage", "part", "subforward", "requests", "slot", "slot_steps", "asked", "requested", "position", "stream",
+    "event", "free", "allocated", "reserved", "before", "after", "partial_peak_allocated", "partial_peak_reserved",
 )  # fmt: skip
 """What a report of a failure must hold."""
 

@@ -140,6 +140,7 @@ def _check_explained(document: dict[str, Any]) -> None:
     event = failure["event"]
     assert failure["part"].endswith(f"layer/{failure['layer']}")
     assert (event["matched"], event["size"]) == ("position and size", failure["requested"])
+    assert event["stream"] == failure["stream"] == 0
     assert event["ordinal"] == failure["position"] < event["count"]
     assert event["stage"].endswith(failure["part"])
     assert event["allocated"] >= failure["allocated"] + failure["requested"]

@@ -59,6 +59,7 @@ def describe_failure(
         asked=None if sighting is None else sighting.asked,
         requested=None if sighting is None else sighting.requested,
         position=scene.position,
+        stream=scene.stream,
         event=None if forecaster is None else _event(forecaster, plan, scene),
         sampled_before_unwinding=sighting is not None,
         sightings=len(watch.scenes),

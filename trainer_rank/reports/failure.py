@@ -30,11 +30,11 @@ class Failure:
 
     ``stage`` of the plan had begun, and inside it the model's ``part`` and ``layer``; ``requests`` are the original
     indices of its subforward. ``asked`` is what the driver was asked for, ``requested`` the block itself, which would
-    have been number ``position`` of the stage, from 0; ``event`` is what the tapes have there. ``free``, ``allocated``,
-    ``reserved``, ``cap`` (what the allocator may reserve) and ``after`` were sampled by the out-of-memory observer
-    before unwinding when ``sampled_before_unwinding``, else once the failure had been caught. ``before`` is what the
-    forecast began with. ``sightings`` counts what the observer saw, ``out_of_memory_counted`` what the allocator
-    counted. Peaks are lower bounds. ``generated`` are a compiler's files on the stack.
+    have been number ``position`` of the stage, from 0, for ``stream``; ``event`` is what the tapes have there.
+    ``free``, ``allocated``, ``reserved``, ``cap`` (what the allocator may reserve) and ``after`` were sampled by the
+    out-of-memory observer before unwinding when ``sampled_before_unwinding``, else once the failure had been caught.
+    ``before`` is what the forecast began with. ``sightings`` counts what the observer saw, ``out_of_memory_counted``
+    what the allocator counted. Peaks are lower bounds. ``generated`` are a compiler's files on the stack.
     """
 
     kind: str
@@ -50,6 +50,7 @@ class Failure:
     asked: int | None
     requested: int | None
     position: int
+    stream: int
     event: TapeEvent | None
     sampled_before_unwinding: bool
     sightings: int

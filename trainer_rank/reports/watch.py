@@ -16,12 +16,14 @@ class Scene:
     """The device at a failure: before unwinding where there is a ``sighting``, else as it was found afterwards.
 
     ``stage`` is the plan's, ``part`` what the model had begun inside it (``forward/layer/3``), ``position`` how many
-    blocks the stage had been handed before. Bytes; ``cap`` is what the allocator may reserve, None without a limit.
+    blocks the stage had been handed before, ``stream`` the one whose pools serve what is born then. Bytes; ``cap`` is
+    what the allocator may reserve, None without a limit.
     """
 
     stage: str
     part: str | None
     position: int
+    stream: int
     free: int
     allocated: int
     reserved: int
@@ -56,6 +58,7 @@ class Place:
             stage=self.stage,
             part=self.part,
             position=device.allocations() - self._begun,
+            stream=device.current_stream,
             free=device.memory_info().free if sighting is None else sighting.free,
             allocated=device.allocated() if sighting is None else sighting.allocated,
             reserved=device.reserved() if sighting is None else sighting.reserved,

@@ -23,14 +23,15 @@ class TapeEvent:
     """One allocation of a plan as its tapes have it. Bytes.
 
     ``ordinal`` counts the allocations of the turns that were searched from 0, ``count`` says how many these have, and
-    ``stage`` where the tape has it. ``size`` follows from ``rule``, which rests on ``grounds``; ``allocated`` and
-    ``reserved`` are forecast for the moment after it.
+    ``stage`` where the tape has it; ``stream`` is the tape's number, 0 the default stream. ``size`` follows from
+    ``rule``, which rests on ``grounds``; ``allocated`` and ``reserved`` are forecast for the moment after it.
     """
 
     matched: str
     ordinal: int
     count: int
     stage: str
+    stream: int
     size: int
     rule: str
     grounds: str
@@ -71,6 +72,7 @@ def locate(
         ordinal=ordinal,
         count=len(births),
         stage=stage_of(path, place),
+        stream=path.operations[place].stream,
         size=sizes[ordinal],
         rule=explanation.rule.describe(),
         grounds=explanation.grounds.value,
