@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -16,6 +16,7 @@ from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_LIMIT, round_size,
 from trainer_rank.allocator.snapshot import Segment, Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
+from trainer_rank.tapes.passes import Action
 from trainer_rank.tapes.paths import Choice, choose, stage_of
 from trainer_rank.tapes.same import Same
 from trainer_rank.tapes.simulate import NOBODY, copied, simulate, streams_of, unlimited
@@ -237,7 +238,7 @@ def _alternatives(
     held: Mapping[int, int],
 ) -> Iterator[_Replayed]:
     """Replay what else may happen: the largest sizes and the other path that recordings allow, blocks of one size taken
-    in another order, and what the caller may hold."""
+    in another order, frees that another stream delays come last, and what the caller may hold."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
     other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
     for each in [upper] if other == upper else [upper, other]:
@@ -288,7 +289,8 @@ def _replay(
     high, top, peak, done = allocator.allocated, allocator.reserved, -1, []
     ends = [*score.starts[1:], len(score.operations)]
     for index, (turn, first, end) in enumerate(zip(turns, score.starts, ends, strict=True)):
-        peaks = simulate(allocator, islice(score.operations, first, end), sizes, handles, streams)
+        operations = islice(score.operations, first, end)
+        peaks = simulate(allocator, _latest(operations) if otherwise else operations, sizes, handles, streams)
         if held.get(index):
             allocator.malloc(held[index])
         if peaks.allocated.size > high:
@@ -301,6 +303,11 @@ def _replay(
     return _Replayed(
         high, top, number, stage, tuple(done), _by_stream(allocator, start.full) if score.streams > 1 else ()
     )
+
+
+def _latest(operations: Iterable[tuple[Action, int, int]]) -> list[tuple[Action, int, int]]:
+    """Return the operations with every free that another stream delays at its latest: when the turn has ended."""
+    return sorted(operations, key=lambda operation: operation[0] is Action.COMPLETE_FREE)
 
 
 def _by_stream(allocator: CachingAllocator, full: dict[int, Segment]) -> tuple[tuple[int, int], ...]:

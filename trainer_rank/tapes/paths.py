@@ -32,8 +32,8 @@ class Choice:
     ``expected`` is the likely path with the simplest sizes, ``upper`` the same with the largest that the recordings
     allow, ``other`` another path that may be taken instead, at its largest. All None when something is uncovered.
     ``open_block``: the largest block, in bytes, of an allocation whose size the recordings leave open; 0 when none is,
-    ``LARGEST`` when the path itself is. ``open_bytes``: what ``upper`` adds to all blocks of ``expected`` together.
-    ``beyond``: bytes that sequences beyond those of the probes may hold.
+    ``LARGEST`` when the path itself is, or when another stream delays a free. ``open_bytes``: what ``upper`` adds to
+    all blocks of ``expected`` together. ``beyond``: bytes that sequences beyond those of the probes may hold.
     """
 
     expected: Sized | None
@@ -86,7 +86,7 @@ def choose(planned: PlannedPass) -> Choice:
         expected if largest == likely else _sized(tape, paths[0], largest),
         _sized(tape, paths[1], explained_sizes(tape, paths[1], features, upper=True)) if len(paths) > 1 else None,
         bool(ways.doubts),
-        _open_block(tape, likely, largest) if len(paths) == 1 else LARGEST,
+        _open_block(tape, likely, largest) if len(paths) == 1 and not _delayed(Same(paths[0])) else LARGEST,
         sum(
             count * (round_size(largest[k] or 1) - round_size(likely[k] or 1))
             for k, count in _uses(Same(paths[0])).items()
@@ -217,6 +217,12 @@ def _outside(part: Part, features: Mapping[str, int]) -> list[str]:
         if known and value is not None and not min(known) <= value <= max(known):
             notes.append(f"{name} {value} lies outside the probes ({min(known)} to {max(known)})")
     return notes
+
+
+@lru_cache(maxsize=64)
+def _delayed(path: Same[Path]) -> bool:
+    """Tell whether another stream delays a free: when that ends is the device's choice, not the path's."""
+    return any(action is Action.COMPLETE_FREE for action, _, _ in path.thing.operations)
 
 
 def _open_block(tape: Tape, likely: Mapping[int, int | None], largest: Mapping[int, int | None]) -> int:
