@@ -144,7 +144,7 @@ def _outline(tape: Same[Tape], path: Same[Path]) -> _Outline:
                 freed[path.thing.ancestors[~subject]] += 1
             else:
                 live[born[subject][0]] -= 1
-        if subject >= 0 and action in (Action.FREE, Action.COMPLETE_FREE):
+        if subject >= 0 and action is Action.FREE:  # what another stream delays may complete at the very end
             held[born[subject]] -= 1
         if index in tops:
             peaks.append((tops[index], dict(+live), dict(freed)))

@@ -10,6 +10,8 @@ from trainer_rank.allocator.rules import MIB, segment_size
 from trainer_rank.allocator.trace import Event, Trace
 from trainer_rank.tapes import Status, fit
 from trainer_rank.tapes.check import compare
+from trainer_rank.tapes.compose import PlannedPass
+from trainer_rank.tapes.limits import find_limits
 
 
 class _Recorded:
@@ -34,19 +36,21 @@ class _Recorded:
         self.events.append(Event("free_completed" if completed else "free_requested", address, size, 0))
 
 
-def recorded(rows: int, *, late: bool) -> Trace:
-    """Free a block that stream 1 used, then ask for as much: the free completes before that, or only after it."""
+def recorded(rows: int, *, late: bool, times: int = 1) -> Trace:
+    """Free a block that stream 1 used, then ask for as much: the free completes before that, or only in the end."""
     run, size = _Recorded(), rows * MIB
     start = run.allocator.snapshot()
-    block = run.malloc(size)
     run.malloc(512, stream=1)
-    run.free(block, size, completed=False)
-    run.malloc(256)
-    if not late:
-        run.free(block, size, completed=True)
-    run.malloc(size)
-    if late:
-        run.free(block, size, completed=True)
+    block, delayed = run.malloc(size), []
+    for _ in range(times):
+        run.free(block, size, completed=False)
+        delayed.append(block)
+        run.malloc(256)
+        if not late:
+            run.free(delayed.pop(), size, completed=True)
+        block = run.malloc(size)
+    for each in delayed:
+        run.free(each, size, completed=True)
     return Trace(
         before=start,
         events=tuple(run.events),
@@ -67,3 +71,12 @@ def test_the_bound_holds_whenever_a_free_completes(late: bool) -> None:
     expected, observed = compared.forecast.expected, compared.observed
     assert expected is not None
     assert observed.reserved - expected.reserved == (segment_size(48 * MIB) if late else 0)
+
+
+def test_limits_hold_when_every_free_completes_in_the_end() -> None:
+    tape = fit([recorded(rows, late=False, times=6) for rows in (16, 32, 64)])
+    unseen = recorded(48, late=True, times=6)
+    limits = find_limits([PlannedPass(tape, {"packed_tokens": 48, "tokens": 48})])
+    assert limits is not None and unseen.peak_reserved is not None
+    assert 6 * 48 * MIB < unseen.peak_reserved <= limits.reserved
+    assert compare(tape, unseen).bound_holds
