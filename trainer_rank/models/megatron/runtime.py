@@ -109,9 +109,10 @@ class MegatronRuntime:
         adapters.parameters_of(slot)
         with self.device.activate(), nullcontext() if gradients else torch.no_grad():
             share = self._share(batch)
-            rows = self._run_block(base, share, batch.tokens, slot)
+            rows = self._run_block(base, share, share.local(batch.tokens), slot)
+            targets = share.local(batch.targets)
             self.device.mark("forward/head/0")
-            chosen = target_log_probabilities(rows, base.head, share.local(batch.targets), self.device.mark)
+            chosen = target_log_probabilities(rows, base.head, targets, self.device.mark)
             largest = top_log_probabilities(rows, base.head, top) if top else None
             return PackedOutputs(
                 log_probabilities=share.collected(chosen),
@@ -139,7 +140,7 @@ class MegatronRuntime:
         from trainer_rank.models.megatron.packed import slot_packed_sequences
 
         self.device.mark("forward/embedding")
-        embedded = torch.nn.functional.embedding(share.local(tokens), base.embedding).unsqueeze(1)
+        embedded = torch.nn.functional.embedding(tokens, base.embedding).unsqueeze(1)
         if torch.is_grad_enabled():
             embedded = _RequireGradient.apply(embedded, self._switch)  # type: ignore[no-untyped-call]
         result: torch.Tensor = base.block(
