@@ -181,13 +181,13 @@ def release(subject: Subject, scope: str) -> dict[str, Any]:
     return {"shrunk": dict(done.shrunk), "segments": done.segments, "nanoseconds": done.nanoseconds}
 
 
-def equal_slots(subject: Subject) -> None:
-    """Give every slot the adapter of the first one."""
-    first, *others = (subject.model.adapter_parameters(slot) for slot in subject.model.slots)
+def equal_slots(subject: Subject, seed: int) -> None:
+    """Give every slot the same synthetic adapter, normal with standard deviation 0.02, drawn from ``seed``."""
     with torch.no_grad():
-        for other in others:
-            for name, parameter in other.items():
-                parameter.copy_(first[name])
+        for slot in subject.model.slots:
+            generator = torch.Generator().manual_seed(seed)
+            for _, parameter in sorted(subject.model.adapter_parameters(slot).items()):
+                parameter.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
 
 
 def replicas(subject: Subject) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainer_rank.errors import UnsupportedError
 
-PATIENCE = timedelta(minutes=5)
+PATIENCE = timedelta(minutes=10)
 """How long a collective waits for a rank that lives but does not come; one that dies is noticed at once."""
 
 

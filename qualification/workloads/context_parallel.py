@@ -49,7 +49,7 @@ def run(context: Context) -> None:
         recordings=output,
         on_event=context.emit_event,
     )
-    contract.equal_slots(subject)
+    contract.equal_slots(subject, context.parameter("seed"))
     contract.save(subject, output / "start")
     generator = torch.Generator().manual_seed(context.parameter("seed") + 1)
     lengths = scaled(LENGTHS, context.parameter("scale"))
