@@ -34,6 +34,7 @@ from trainer_rank.release.headroom import Headroom
 from trainer_rank.release.libraries import BACKWARD, COLLECTIVE, FORWARD
 from trainer_rank.replicas import Replicas
 from trainer_rank.reports.failure import Revision
+from trainer_rank.reports.report import Origin
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.witness import Witness
 from trainer_rank.requests import Request, RequestShape, shapes_of
@@ -91,7 +92,8 @@ class TrainerRank:
         self._sampler = Sampler(
             self._device, policy, self._probes, self._headroom, agreement, exact_figures=exact_figures
         )
-        self._witness = Witness(self._device, policy, self._announcer, spool, self._revision)
+        origin = _origin(model, 0 if agreement is None else agreement.rank)
+        self._witness = Witness(self._device, policy, self._announcer, spool, origin, self._revision)
         self._trained: set[str] = set()
         self._checkpoint: str | None = None
         self._broken: str | None = None
@@ -367,3 +369,8 @@ class TrainerRank:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidInputError("this TrainerRank is closed; construct a new one")
+
+
+def _origin(model: ModelRuntime, rank: int) -> Origin:
+    device = model.device
+    return Origin(device.name, device.card.name, model.geometry.name, model.topology.label, rank)

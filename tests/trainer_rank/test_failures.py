@@ -118,6 +118,9 @@ def test_an_oversized_plan_that_fails_is_recognised_reported_and_forgotten(
     document = _report(bench, tmp_path)
     failure = document["failure"]
     assert (document["kind"], failure["kind"], document["caller_step"]) == ("out_of_memory", kind.value, "step 12")
+    assert document["origin"]["card"] == "h200"
+    assert document["origin"]["model"] == "reference-tiny"
+    assert not any(text.startswith(("/", "~")) or "/home/" in text for text in _texts(document)), "folders stay behind"
     assert document["decision"]["outcome"] == "admitted_oversized"
     assert document["decision"]["shortfall"] > 0
     assert (failure["requests"], failure["slot"], failure["stage"]) == ([1], "adversary", "forward/subforward/1")
@@ -154,6 +157,17 @@ def _check_explained(document: dict[str, Any]) -> None:
         == (failure["after"]["reserved"])
     )
     assert len(canonical(document)) <= 64 << 10
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a document, keys too."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
 
 
 def _check_projected(document: dict[str, Any]) -> None:

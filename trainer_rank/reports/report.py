@@ -38,6 +38,17 @@ class ReportKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a report was made: device, its card, the model's geometry by name, its topology, and the rank (0 alone)."""
+
+    device: str
+    card: str
+    model: str
+    topology: str
+    rank: int
+
+
+@dataclass(frozen=True)
 class Observed:
     """What a complete step took, bytes; None in a report of a step that was interrupted.
 
@@ -56,6 +67,7 @@ class Report:
     """One planner report; ``prefixes`` are what its requests share."""
 
     kind: ReportKind
+    origin: Origin
     step: int
     caller_step: str | None
     policy: Policy
@@ -73,6 +85,7 @@ class Report:
         content: dict[str, Any] = {
             "format": FORMAT,
             "kind": self.kind.value,
+            "origin": asdict(self.origin),
             "step": self.step,
             "caller_step": self.caller_step,
             "policy": {

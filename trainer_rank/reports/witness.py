@@ -16,7 +16,7 @@ from trainer_rank.policies import Policy
 from trainer_rank.prefixes import Prefixes
 from trainer_rank.reports.diagnosis import Peaks, describe_failure, failing_subforward
 from trainer_rank.reports.failure import Failure, Revision
-from trainer_rank.reports.report import Observed, Report, ReportKind
+from trainer_rank.reports.report import Observed, Origin, Report, ReportKind
 from trainer_rank.reports.spool import Spool
 from trainer_rank.reports.watch import Place, Watch
 from trainer_rank.requests import RequestShape
@@ -25,7 +25,7 @@ MILLION = 1_000_000
 
 
 class Witness:
-    """Writes reports into ``spool`` and announces them as ``report`` events.
+    """Writes reports of ``origin`` into ``spool`` and announces them as ``report`` events.
 
     ``revision`` answers what a slot's adapter is. ``caller_step`` is whatever the caller calls the present step.
     """
@@ -36,12 +36,14 @@ class Witness:
         policy: Policy,
         announcer: Announcer,
         spool: Spool | None,
+        origin: Origin,
         revision: Callable[[str], Revision],
     ) -> None:
         self._device = device
         self._policy = policy
         self._announcer = announcer
         self._spool = spool
+        self._origin = origin
         self._revision = revision
         self._place = Place(device)
         self._caller: tuple[Admitted, Watch] | None = None
@@ -150,7 +152,18 @@ class Witness:
         prefixes: Prefixes | None = None,
     ) -> Report:
         return Report(
-            kind, step, self.caller_step, self._policy, requests, choice, oversize, observed, failure, reason, prefixes
+            kind=kind,
+            origin=self._origin,
+            step=step,
+            caller_step=self.caller_step,
+            policy=self._policy,
+            requests=requests,
+            choice=choice,
+            oversize=oversize,
+            observed=observed,
+            failure=failure,
+            reason=reason,
+            prefixes=prefixes,
         )
 
     def _write(self, make: Callable[[], Report]) -> str | None:

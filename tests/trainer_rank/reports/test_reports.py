@@ -15,13 +15,14 @@ from trainer_rank.errors import InvalidInputError
 from trainer_rank.packing import units
 from trainer_rank.policies import load_policy
 from trainer_rank.reports.replay import replay_report
-from trainer_rank.reports.report import Report, ReportKind, bounded, canonical, identified, projected
+from trainer_rank.reports.report import Origin, Report, ReportKind, bounded, canonical, identified, projected
 
 
 def _document(lengths: list[int], free: int, *, oversize: bool = False, step: int = 3) -> dict[str, Any]:
     shapes = _requests(lengths, group="secret-group")
     choice = choose(units(shapes), RUNGS, _Linear(), _budget(free), oversize=oversize)
-    report = Report(ReportKind.MISS, step, "caller 5", load_policy("forecast"), tuple(shapes), choice, oversize)
+    origin, policy = Origin("virtual:0", "h200", "tiny", "dp1-tp1-cp1-pp1-ep1", 0), load_policy("forecast")
+    report = Report(ReportKind.MISS, origin, step, "caller 5", policy, tuple(shapes), choice, oversize)
     found: dict[str, Any] = json.loads(canonical(report.document()))
     return found
 
