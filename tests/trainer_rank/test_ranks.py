@@ -13,9 +13,11 @@ from tests.trainer_rank.models.ranked import as_ranks
 from trainer_rank.admission.agree import Agreement
 from trainer_rank.devices.cards import load_card
 from trainer_rank.devices.virtual import VirtualDevice
+from trainer_rank.errors import UnsupportedError
 from trainer_rank.models.reference import TINY, build_reference
 from trainer_rank.policies import load_policy
 from trainer_rank.rank import TrainerRank
+from trainer_rank.ranks import join
 from trainer_rank.requests import Request
 
 SLOTS = ("policy", "adversary")
@@ -121,3 +123,9 @@ def test_a_rank_that_fails_amid_common_work_fails_its_peer_at_once_with_its_reas
     assert peer["error"] == "PlanningError"
     assert "rank 1 failed in what all ranks do together: RuntimeError: no such kernel" in peer["text"]
     assert abs(peer["at"] - failed["at"]) < 1.0
+
+
+def test_a_process_that_no_launcher_started_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UnsupportedError, match="2 ranks are needed and 1 was started; start them with torchrun"):
+        join(2, "gloo")
