@@ -16,6 +16,7 @@ import pytest
 from db.engine import open_for_reading
 from db.leases import DatabaseLeaseStore
 from flows.cli.main import execute
+from tests.crash.dying import let_leases_run_out
 from tests.flows.subjects import Trainer
 
 Permit = Callable[[str], None]
@@ -114,9 +115,10 @@ def test_a_killed_run_is_closed_by_a_sweep_once_and_only_once(
     process = _start(trainer, waiting, with_server)
     process.kill()
     process.communicate(timeout=60)
+    let_leases_run_out()
     deadline = time.monotonic() + 90
     capsys.readouterr()
-    while True:  # the lease runs out 30 s after its last heartbeat
+    while True:  # its supervisor is still sweeping
         code = execute(["sweep", "--json"])
         attempts = json.loads(capsys.readouterr().out)["attempts"]
         if attempts and attempts[0]["receipt"]:

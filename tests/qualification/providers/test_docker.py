@@ -12,17 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from flows.cli.main import execute
 from qualification.errors import ConfigurationError
 from qualification.execution import launch
 from qualification.execution.attempt import Attempt
+from qualification.execution.environment import child_environment
 from qualification.execution.supervision import Command, Ending, Limits
+from qualification.execution.supervisor import TRUSTED
 from qualification.execution.worker import CONTRACT_VERSION, Job
 from qualification.providers import docker as provider
-from qualification.providers.docker import DockerProvider
+from qualification.providers.docker import DockerProvider, probe_containers
 from qualification.providers.docker_keeper import Keeper
 from qualification.providers.protocol import Place
 from qualification.records import Ground, ProbeStatus, ReceiptStatus
 from tests.docker_engine import Engine
+from tests.scripted_nvml import GPUS, ScriptedNvml
 
 pytestmark = pytest.mark.docker
 
@@ -96,31 +100,51 @@ def test_the_trusted_worker_runs_inside_and_its_events_come_out(engine: Engine, 
     assert (launched.outcome.exit_code, said) == (2, ["inside", "failure"])
 
 
-def test_what_the_engine_is_asked_for(tmp_path: Path) -> None:
-    made = Attempt(run="r", attempt=1, folder=tmp_path, provider=DockerProvider("sha256:" + "a" * 64))
-    (tmp_path / "c").mkdir()
+def created(engine: Engine, folder: Path, gpu: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Create a container for one leased GPU, as its keeper does; return the engine's own record and its environment."""
+    folder.mkdir(parents=True)
+    made = Attempt(run="r", attempt=1, folder=folder, provider=DockerProvider(engine.image))
     place = Place(
-        run="r", token="t", folder=str(tmp_path / "c"), name="rank-0", gpus=("GPU-1",), reads=("/a",), writes=()
+        run="r",
+        token=folder.name,
+        folder=str(folder),
+        name="rank-0",
+        gpus=(gpu,),
+        reads=(str(TRUSTED),),
+        writes=(str(folder),),
     )
-    made.provider.command(Command(words=("true",)), place)
-    keep = json.loads((tmp_path / "c/rank-0.container.json").read_text())
-    assert keep["place"]["gpus"] == ["GPU-1"]
+    made.provider.command(Command(words=("true",), environment=child_environment(folder, [gpu])), place)
+    keep = msgspec.json.decode((folder / "rank-0.container.json").read_bytes(), type=provider.Keep)
+    with provider.engine() as client:
+        container = client.api.create_container(**Keeper(keep, client).settings())
+        inspected: dict[str, Any] = client.api.inspect_container(container["Id"])
+    return inspected, dict(item.split("=", 1) for item in inspected["Config"]["Env"])
 
-    class Api:
-        def create_host_config(self, **settings: object) -> dict[str, object]:
-            return settings
 
-    class Client:
-        api = Api()
+def test_each_container_is_given_its_leased_gpu_by_uuid_and_no_other(engine: Engine, tmp_path: Path) -> None:
+    """Without an NVIDIA runtime the engine still records the request; starting it is what it refuses here."""
+    for gpu, token in zip(GPUS, ("first", "second"), strict=True):
+        inspected, environment = created(engine, tmp_path / token, gpu)
+        host = inspected["HostConfig"]
+        (request,) = host["DeviceRequests"]
+        assert (request["DeviceIDs"], request["Count"], request["Capabilities"]) == ([gpu], 0, [["gpu"]])
+        assert (environment["NVIDIA_VISIBLE_DEVICES"], environment["CUDA_VISIBLE_DEVICES"]) == (gpu, gpu)
+        assert inspected["Config"]["Labels"].items() >= {"qualify.token": token, "qualify.run": "r"}.items()
+        assert (host["ReadonlyRootfs"], host["NetworkMode"], host["CapDrop"]) == (True, "none", ["ALL"])
+        assert (host["Privileged"], host["SecurityOpt"]) == (False, ["no-new-privileges"])
+        assert not any("docker.sock" in bind for bind in host["Binds"])
+        assert probe_containers(token, [])[0].status is ProbeStatus.CLEAN
 
-    keeper = Keeper(msgspec.convert(keep, provider.Keep), Client())  # type: ignore[arg-type]
-    settings = keeper.settings()
-    host = settings["host_config"]
-    (request,) = host["device_requests"]
-    assert (request["DeviceIDs"], request["Count"]) == (["GPU-1"], 0)
-    assert settings["labels"] == {"qualify.token": "t", "qualify.run": "r"}
-    assert (host["read_only"], host["network_mode"], host["cap_drop"]) == (True, "none", ["ALL"])
-    assert not any("docker.sock" in bind for bind in host["binds"])
+
+def test_a_gpu_that_the_engine_cannot_give_ends_before_the_workload_and_is_free_again(
+    engine: Engine, nvml: ScriptedNvml, private: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = execute(["exec", "--json", "--gpu", GPUS[0], "--image", engine.image, "--", "touch", "/started"])
+    receipt = json.loads(capsys.readouterr().out)
+    assert (code, receipt["status"], receipt["provider"]) == (3, "CLEAN", "docker")
+    (log,) = private.glob("runs/*/1/command/rank-0.stderr.log")
+    assert "could not select device driver" in log.read_text()
+    assert execute(["exec", "--gpu", GPUS[0], "--", "true"]) == 0
 
 
 @pytest.mark.parametrize("image", ["debian", "debian:bookworm", "sha256:abc", "name@sha256:" + "g" * 64])
@@ -140,7 +164,7 @@ def test_out_of_memory_is_told(engine: Engine, tmp_path: Path) -> None:
 def test_a_paused_container_is_ended_and_the_receipt_says_it_was_paused(engine: Engine, tmp_path: Path) -> None:
     made = attempt(engine, tmp_path)
     helper = meanwhile(lambda: engine.docker("pause", engine.wait_for_container()))
-    outcome = made.execute(["sleep", "60"], "command", limits=Limits(wall_seconds=6, terminate_seconds=12))
+    outcome = made.execute(["sleep", "60"], "command", limits=Limits(wall_seconds=3, terminate_seconds=12))
     helper.join()
     receipt, probe = containers(made)
     assert (outcome.ending, receipt.status) == (Ending.TIMED_OUT, ReceiptStatus.CLEAN)

@@ -1,0 +1,3 @@
+from tests.flows.conftest import private
+
+__all__ = ["private"]
