@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from flows.generated import INDEX, generated_files
 from qualification.evidence.blobs import BlobStore
 from qualification.evidence.sanitise import with_projection
+from qualification.execution.generated import INDEX, keep_generated, kept_files
 from qualification.records import Artifact
 
 LAUNCHER = "launcher:"
@@ -76,8 +76,9 @@ def collect(launch_folder: Path, output: Path, blobs: BlobStore, process: str = 
             kept = _keep(path, f"{under}{name}", _media_type(path), blobs)
             artifacts += with_projection(blobs, kept)
             files[name] = blobs.path(kept.sha256)
-    for inner, path in generated_files(launch_folder, output).items():
-        name = f"{LAUNCHER}{under}generated/{quote(inner)}"
+    keep_generated(launch_folder)
+    for path in kept_files(launch_folder):
+        name = f"{LAUNCHER}{under}{quote(str(path.relative_to(launch_folder)))}"
         artifacts += with_projection(blobs, _keep(path, name, _media_type(path), blobs))
     for pattern, media_type in _LAUNCHER_FILES.items():
         for path in sorted(launch_folder.glob(pattern)):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from qualification.execution.environment import cache_folder, retire_caches
+from qualification.execution.generated import keep_generated
 from qualification.execution.identity import PROC, Entry, all_entries, find, record
 from qualification.execution.supervision import Census
 from qualification.execution.sweep import survivors
@@ -104,7 +105,12 @@ def listening(ports: Iterable[int]) -> tuple[str, ...]:
 
 
 def retire(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Delete the private compile caches of a run, prove that they are gone, and return which there were."""
+    """Delete the private compile caches of a run, prove that they are gone, and return which there were.
+
+    What explains a failure is kept first.
+    """
+    for folder in folders:
+        keep_generated(folder)
     retired = tuple(name for folder in folders for name in retire_caches(folder))
     for folder in folders:
         if cache_folder(folder).exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from itertools import islice
@@ -21,7 +22,7 @@ from qualification.execution.environment import cache_folder
 from qualification.execution.files import write_durably
 from qualification.execution.supervisor import read_outcome
 
-INDEX = "generated.json"
+FOLDER, INDEX = "generated", "generated.json"
 MOST_FILES = 256
 MOST_BYTES = 16 << 20
 MOST_LISTED = 10_000
@@ -41,37 +42,53 @@ class GeneratedFile(msgspec.Struct, frozen=True):
     kept: bool
 
 
-def generated_files(launch_folder: Path, output: Path) -> dict[str, Path]:
-    """Return what to keep of a failed run's compile caches, by name, and leave the index in its folder; {} else.
+def keep_generated(folder: Path) -> None:
+    """Copy what explains a failure from the caches of a failed command in ``folder`` into ``generated`` beside them.
 
-    Links are never followed.
+    Does nothing when the caches are retired already, or nothing failed. Links are never followed. Raises OSError.
     """
-    root = cache_folder(launch_folder)
-    named = _named(output)
-    outcome = read_outcome(launch_folder)
-    if root.is_symlink() or not root.is_dir() or (outcome is not None and outcome.succeeded and named is None):
-        return {}
+    root, named, outcome = cache_folder(folder), _named(folder), read_outcome(folder)
+    if root.is_symlink() or not root.is_dir():
+        return
+    _remove(folder / FOLDER)
+    (folder / INDEX).unlink(missing_ok=True)
+    if outcome is not None and outcome.succeeded and named is None:
+        return
     listed: list[GeneratedFile] = []
-    chosen: dict[str, Path] = {}
-    taken = 0
+    count = taken = 0
     found = [source for path in _sources(root) if (source := _hashed(path))]
     found.sort(key=lambda each: (each.sha256 not in (named or ()), -each.written, each.path))
     for path, size, digest, _ in found:
-        name = str(path.relative_to(root))
-        fits = len(chosen) < MOST_FILES and taken + size <= MOST_BYTES
+        name = path.relative_to(root)
+        fits = count < MOST_FILES and taken + size <= MOST_BYTES
         if fits:
-            chosen[name], taken = path, taken + size
-        listed.append(GeneratedFile(name, size, digest, digest in (named or ()), fits))
+            count, taken, place = count + 1, taken + size, folder / FOLDER / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place, follow_symlinks=False)
+        listed.append(GeneratedFile(str(name), size, digest, digest in (named or ()), fits))
     if listed:
-        write_durably(launch_folder / INDEX, msgspec.json.format(msgspec.json.encode({"files": listed}), indent=1))
-    return chosen
+        write_durably(folder / INDEX, msgspec.json.format(msgspec.json.encode({"files": listed}), indent=1))
 
 
-def _named(output: Path) -> frozenset[str] | None:
+def kept_files(folder: Path) -> list[Path]:
+    """Return what was kept in a command's folder; nothing where a link stands in its place."""
+    kept = folder / FOLDER
+    return [] if kept.is_symlink() else sorted(path for path in kept.rglob("*") if stat.S_ISREG(path.lstat().st_mode))
+
+
+def _remove(path: Path) -> None:
+    """Remove what a command may have put where its generated code is to be kept."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _named(folder: Path) -> frozenset[str] | None:
     """Return the hashes of the files that failure reports name; None when no report tells of a failure."""
     hashes: set[str] = set()
     failed = False
-    for path in sorted(output.glob("**/*.report.json")):
+    for path in sorted(folder.glob("**/*.report.json")):
         try:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_REPORT:

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flows import generated
 from flows.raw_data import collect
 from qualification.evidence.blobs import BlobStore
-from qualification.execution.environment import cache_folder, child_environment, retire_caches
+from qualification.execution import generated
+from qualification.execution.environment import cache_folder, child_environment
+from qualification.execution.probes.host import retire
 from qualification.execution.supervision import OUTCOME_FILE, Ending, Outcome
 
 
@@ -21,7 +22,7 @@ class _Run:
     """A launch folder with private caches as a worker left them, and its output."""
 
     def __init__(self, folder: Path) -> None:
-        self.launch, self.output = folder / "launch", folder / "output"
+        self.launch, self.output = folder / "launch", folder / "launch" / "output"
         self.launch.mkdir()
         (self.output / "reports").mkdir(parents=True)
         self.caches = child_environment(self.launch)
@@ -68,8 +69,9 @@ def test_code_of_a_failed_command_outlives_its_caches(run: _Run) -> None:
     digest = run.generate("ab/cab.py", "def call(args): ...\n")
     run.generate("ab/cab.so", "binary")
     run.end(1)
+    assert retire([run.launch])
+    assert not cache_folder(run.launch).exists()
     assert run.kept() == {"ab/cab.py": digest}
-    assert retire_caches(run.launch)
     assert run.blobs.read(digest) == b"def call(args): ...\n"
     assert run.index() == [
         {"name": "torchinductor_cache/ab/cab.py", "size": 20, "sha256": digest, "on_stack": False, "kept": True}
@@ -104,7 +106,23 @@ def test_links_are_not_followed_and_what_cannot_be_read_is_passed_over(run: _Run
     secret.write_text("secret")
     Path(run.caches["TRITON_CACHE_DIR"], "link.txt").symlink_to(secret)
     run.end(1)
+    (run.launch / generated.FOLDER).symlink_to(tmp_path)
     assert run.kept() == {}
-    retire_caches(run.launch)
+    assert secret.exists()
+    retire([run.launch])
+    (run.launch / generated.FOLDER).symlink_to(tmp_path)
+    assert run.kept() == {}
     cache_folder(run.launch).symlink_to(tmp_path)
     assert run.kept() == {}
+
+
+def test_what_a_worker_put_in_the_place_of_kept_code_is_removed(run: _Run) -> None:
+    digest = run.generate("cab.py", "x")
+    (run.launch / generated.FOLDER).mkdir()
+    (run.launch / generated.FOLDER / "forged.py").write_text("y")
+    (run.launch / generated.INDEX).write_text("{}")
+    run.end(1)
+    assert run.kept() == {"cab.py": digest}
+    run.end(0)
+    assert run.kept() == {}
+    assert not (run.launch / generated.INDEX).exists()
