@@ -135,11 +135,13 @@ class PlanForecaster:
         callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
         held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
         passes = self._passes(plan)
-        limits = None if self._room is None or self._figures else find_limits(passes, held.values(), PHASES)
-        if limits is not None and (spared := self._spared(limits, host)) is not None:
+        room = self._room
+        limits = None if room is None else find_limits(passes, held.values(), PHASES)
+        if limits is not None and not self._figures and (spared := self._spared(limits, host)) is not None:
             return spared
-        driver_room = self._room if self._policy.counts_cached else None
-        found = forecast_plan(passes, order, self.sample.snapshot, held=held, room=driver_room)
+        most = limits.reserved if limits is not None and room is not None and limits.reserved <= room else None
+        room = room if self._policy.counts_cached else None
+        found = forecast_plan(passes, order, self.sample.snapshot, held=held, room=room, most=most)
         if found.expected is None or found.bound is None:
             return self._unknown(*found.uncovered)
         return self._weighed(found, sum(held.values()), host)

@@ -35,6 +35,7 @@ from trainer_rank.randomness import untouched
 from trainer_rank.release.libraries import BACKWARD, FORWARD
 from trainer_rank.requests import Request, RequestShape
 from trainer_rank.tapes import fit
+from trainer_rank.tapes.forecast import prepare
 
 Lengths = tuple[int, ...]
 LEAST_PROBES = 3
@@ -72,6 +73,8 @@ class Probes:
         self._announcer = announcer
         self._learning = learning
         self._recorded = dict(tapes)
+        for each in tapes.values():
+            prepare(each.tape)
         self.first_pass_bytes = max((each.first_pass_bytes for each in tapes.values()), default=0)
         self._adapter_bytes = {
             slot: sum(each.numel() * each.element_size() for each in model.adapter_parameters(slot).values())
@@ -125,7 +128,8 @@ class Probes:
         What the probes left in the cache is returned to the driver.
         """
         for pass_key, key in missing.items():
-            self._recorded[pass_key] = self._record(key, pass_key, shapes or self._policy.probe_lengths)
+            self._recorded[pass_key] = recorded = self._record(key, pass_key, shapes or self._policy.probe_lengths)
+            prepare(recorded.tape)
         self._model.device.empty_cache()
 
     def _key(self, subforward: Subforward, retention: Retention) -> PassKey:

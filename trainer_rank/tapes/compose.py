@@ -6,7 +6,8 @@ every forward first and the graphs retained, or one pass after the other, or any
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,15 +64,20 @@ class Score:
     """Operations of all passes in order, as the allocator is to see them: (action, subject, stream).
 
     Allocations are numbered through the passes, each pass's after those of the one before; ancestor ``~k`` is the
-    first pass's. ``turns[i]`` begins at operation ``starts[i]``; ``places[i]`` is (pass, operation of its path).
-    ``streams`` counts the streams that allocate.
+    first pass's. ``turns[i]`` begins at operation ``starts[i]`` and runs the operations ``sources[i]`` of its pass's
+    path. ``streams`` counts the streams that allocate.
     """
 
     operations: tuple[tuple[Action, int, int], ...]
     turns: tuple[Turn, ...]
     starts: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]
+    sources: tuple[Sequence[int], ...]
     streams: int
+
+    def place(self, operation: int) -> tuple[int, int]:
+        """Return the pass of an operation, and which one of its path it is."""
+        turn = bisect_right(self.starts, operation) - 1
+        return self.turns[turn].number, self.sources[turn][operation - self.starts[turn]]
 
 
 def compose(chosen: Sequence[tuple[Tape, Path]], turns: Sequence[Turn]) -> Score:
@@ -85,21 +91,33 @@ def compose(chosen: Sequence[tuple[Tape, Path]], turns: Sequence[Turn]) -> Score
     offsets = [sum(len(path.allocations) for path in paths[:number]) for number in range(len(paths))]
     heirs = [_heirs(chosen, number, offsets) for number in range(len(paths))]
     operations: list[tuple[Action, int, int]] = []
-    places: list[tuple[int, int]] = []
+    sources: list[Sequence[int]] = []
     starts: list[int] = []
     for turn in turns:
         if not 0 <= turn.number < len(paths):
             raise InvalidInputError(f"turn {turn} names no pass of {len(paths)}")
         starts.append(len(operations))
-        source, offset, inherited = paths[turn.number].operations, offsets[turn.number], heirs[turn.number]
-        for index in phase_operations(paths[turn.number], turn.phase):
-            action, subject, stream = source[index]
-            moved = subject + offset if subject >= 0 else inherited[~subject]
-            if moved is not None:
-                operations.append((action, moved, stream))
-                places.append((turn.number, index))
+        path, inherited = paths[turn.number], heirs[turn.number]
+        indices = phase_operations(path, turn.phase)
+        if None in inherited:
+            indices = [k for k in indices if (each := path.operations[k].subject) >= 0 or inherited[~each] is not None]
+        sources.append(indices)
+        operations += _moved(path, indices, offsets[turn.number], inherited)
     streams = {stream for action, _, stream in operations if action is Action.ALLOCATE}
-    return Score(tuple(operations), tuple(turns), tuple(starts), tuple(places), len(streams))
+    return Score(tuple(operations), tuple(turns), tuple(starts), tuple(sources), len(streams))
+
+
+def _moved(
+    path: Path, indices: Sequence[int], offset: int, heirs: Sequence[int | None]
+) -> Iterator[tuple[Action, int, int]]:
+    """Yield operations with their subjects numbered through all passes; those of the first pass keep theirs."""
+    chosen = (path.operations[index] for index in indices)
+    if not offset and all(heir == ~k for k, heir in enumerate(heirs)):
+        return chosen
+    return (
+        (action, subject + offset if subject >= 0 else heirs[~subject] or 0, stream)
+        for action, subject, stream in chosen
+    )
 
 
 def _heirs(chosen: Sequence[tuple[Tape, Path]], number: int, offsets: Sequence[int]) -> list[int | None]:

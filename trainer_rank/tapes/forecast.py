@@ -16,6 +16,7 @@ from trainer_rank.allocator.rules import LARGE_SEGMENT, SMALL_LIMIT, round_size,
 from trainer_rank.allocator.snapshot import Segment, Snapshot
 from trainer_rank.tapes.ancestors import find_ancestors
 from trainer_rank.tapes.compose import PlannedPass, Score, Sized, Turn, compose, sequential
+from trainer_rank.tapes.limits import find_limits
 from trainer_rank.tapes.passes import Action
 from trainer_rank.tapes.paths import Choice, choose, stage_of
 from trainer_rank.tapes.same import Same
@@ -111,22 +112,33 @@ def forecast_plan(
     outside: int | None = None,
     held: Mapping[int, int] = MappingProxyType({}),
     room: int | None = None,
+    most: int | None = None,
 ) -> Forecast:
     """Forecast a plan of several passes whose phases run in the order of ``turns``, from ``snapshot``.
 
     ``held``: bytes by turn that the caller may allocate besides at the turn's end, and keep to the end of the plan.
-    ``room``: bytes to take from the driver; what is clear about them after one replay is not replayed again.
+    ``room``: bytes to take from the driver; what is clear about them after one replay is not replayed again. ``most``:
+    what is taken at most, where that is known already.
     Raises InvalidInputError when a turn names a phase that the tape does not have.
     """
     choices = [_choice(Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
     uncovered = tuple(dict.fromkeys(name for each in choices for name in each.uncovered))
     if uncovered:
         return Forecast(Status.UNKNOWN, None, None, uncovered=uncovered)
-    made = _forecast(tuple(map(Same, choices)), tuple(turns), Same(snapshot), tuple(sorted(held.items())), room)
+    made = _forecast(tuple(map(Same, choices)), tuple(turns), Same(snapshot), tuple(sorted(held.items())), room, most)
     if outside is None or made.expected is None or made.bound is None:
         return made
     expected, bound = (each._replace(device_used=each.reserved + outside) for each in (made.expected, made.bound))
     return replace(made, expected=expected, bound=bound)
+
+
+def prepare(tape: Tape) -> None:
+    """Count once what every plan needs of a tape's paths, so that the first decision after loading it need not."""
+    for part in tape.parts:
+        for path in part.paths:
+            planned = PlannedPass(tape, path.probes[0].features, part.context, part.layers)
+            find_limits([planned])
+            choose(planned)
 
 
 @lru_cache(maxsize=256)
@@ -166,23 +178,14 @@ def _forecast(
     snapshot: Same[Snapshot],
     held: tuple[tuple[int, int], ...],
     room: int | None,
+    most: int | None,
 ) -> Forecast:
     choices = [each.thing for each in chosen]
     likely = [each.expected for each in choices if each.expected is not None]
     start = start_of(snapshot)
     expected = _replay(likely, turns, start)
-    callers = sum(segment_size(round_size(size)) for _, size in held)
     extrapolated = any(each.extrapolated for each in choices)
-    widest = [expected]
-    more = sum(each.beyond for each in choices)
-    added = callers + more
-    bound = _widened(expected.allocated + added, expected.reserved + added, start.allocator, extrapolated)
-    if room is None or not _clear(choices, expected, bound, start.allocator.reserved + room):
-        widest += _alternatives(choices, likely, turns, start, dict(held))
-        allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
-        settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
-        exact = settled and not extrapolated
-        bound = _widened(allocated + more, reserved + more, start.allocator, extrapolated, exact=exact)
+    bound = _bound(choices, likely, turns, start, expected, dict(held), room, most)
     return Forecast(
         Status.EXTRAPOLATED if extrapolated else Status.COVERED,
         Figures(expected.allocated, expected.reserved, None),
@@ -193,6 +196,32 @@ def _forecast(
         expected.streams,
         notes=tuple(dict.fromkeys(note for each in choices for note in each.notes)),
     )
+
+
+def _bound(
+    choices: Sequence[Choice],
+    likely: Sequence[Sized],
+    turns: tuple[Turn, ...],
+    start: Start,
+    expected: _Replayed,
+    held: Mapping[int, int],
+    room: int | None,
+    most: int | None,
+) -> Figures:
+    """Return the bound: with a margin over the likely replay, or at the most, where these decide; else by replays."""
+    low, extrapolated = start.allocator, any(each.extrapolated for each in choices)
+    callers = sum(segment_size(round_size(size)) for size in held.values())
+    more = sum(each.beyond for each in choices)
+    added = callers + more
+    bound = _widened(expected.allocated + added, expected.reserved + added, low, extrapolated)
+    if room is not None and _clear(choices, expected, bound, low.reserved + room):
+        return bound
+    if most is not None and expected.reserved <= low.reserved + most:
+        return Figures(low.allocated + most, low.reserved + most, None)
+    widest = [expected, *_alternatives(choices, likely, turns, start, held)]
+    allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
+    settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
+    return _widened(allocated + more, reserved + more, low, extrapolated, exact=settled and not extrapolated)
 
 
 def _clear(choices: Sequence[Choice], expected: _Replayed, bound: Figures, most: int) -> bool:
@@ -241,7 +270,8 @@ def _alternatives(
     in another order, frees that another stream delays come last, and what the caller may hold."""
     upper = [choice.upper or sized for choice, sized in zip(choices, likely, strict=True)]
     other = [choice.other or sized for choice, sized in zip(choices, upper, strict=True)]
-    for each in [upper] if other == upper else [upper, other]:
+    chosen = [upper] if other == upper else [other] if upper == list(likely) else [upper, other]
+    for each in chosen:
         yield _replay(each, turns, start, otherwise=True, held=held)
 
 
@@ -298,7 +328,7 @@ def _replay(
         high = max(high, allocator.allocated)
         top = max(top, peaks.reserved.size, allocator.reserved)
         done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))
-    number, operation = score.places[peak] if peak >= 0 else (None, -1)
+    number, operation = score.place(peak) if peak >= 0 else (None, -1)
     stage = "start" if number is None else stage_of(passes[number].path, operation)
     return _Replayed(
         high, top, number, stage, tuple(done), _by_stream(allocator, start.full) if score.streams > 1 else ()

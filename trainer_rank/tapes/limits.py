@@ -26,7 +26,7 @@ from trainer_rank.allocator.rules import (
 from trainer_rank.features import PACKED_TOKENS
 from trainer_rank.tapes.compose import PlannedPass
 from trainer_rank.tapes.passes import Action
-from trainer_rank.tapes.paths import Ways, find_ways
+from trainer_rank.tapes.paths import Ways, explained_sizes, find_ways
 from trainer_rank.tapes.same import Same
 from trainer_rank.tapes.tape import Path, Tape
 
@@ -64,44 +64,57 @@ def find_limits(
 
     ``held``: bytes that the caller may allocate besides, each in one piece.
     """
-    found = [find_ways(each) for each in passes]
-    growths, freed, most = [], 0, 0
-    for planned, ways in zip(passes, found, strict=True):
-        if not isinstance(ways, Ways):
-            return None
-        tape, outlines = planned.tape, [_outline(Same(planned.tape), Same(path)) for path in ways.paths]
-        likely = _blocks(tape, outlines[:1], planned.features, upper=False)
-        largest = _blocks(tape, outlines, planned.features, upper=True)
-        if likely is None or largest is None:
-            return None
-        growths += [
-            sum(count * likely[k] for k, count in live.items()) - _freed(before, likely)
-            for phase, live, before in outlines[0].peaks
-            if phases is None or phase in phases
-        ]
-        freed += _freed(outlines[0].ancestors, likely)
-        most += max(_segments(outline, largest) for outline in outlines) + ways.beyond
-    most += sum(segment_size(round_size(size)) for size in held if size)
+    found = [_of_pass(Same(each.tape), tuple(each.features.items()), each.context, each.layers) for each in passes]
+    known = [each for each in found if each is not None]
+    if len(known) < len(passes):
+        return None
+    growths = [grown for each in known for phase, grown in each.growths if phases is None or phase in phases]
+    freed = sum(each.freed for each in known) if len(known) > 1 else 0
+    most = sum(each.most for each in known) + sum(segment_size(round_size(size)) for size in held if size)
     return Limits(
-        max(0, max(growths, default=0) - (freed if len(passes) > 1 else 0)),
+        max(0, max(growths, default=0) - freed),
         most + most // 16 + LARGE_SEGMENT,
-        any(isinstance(ways, Ways) and bool(ways.doubts) for ways in found),
+        any(each.extrapolated for each in known),
     )
 
 
-def _blocks(
-    tape: Tape, outlines: Sequence[_Outline], features: Mapping[str, int], *, upper: bool
-) -> dict[int, int] | None:
+class _Pass(NamedTuple):
+    """One pass in bytes: ``growths`` at least in each phase, ``freed`` at most of what was there before it."""
+
+    growths: tuple[tuple[str, int], ...]
+    freed: int
+    most: int
+    extrapolated: bool
+
+
+@lru_cache(maxsize=256)
+def _of_pass(same: Same[Tape], features: tuple[tuple[str, int], ...], context: int, layers: int | None) -> _Pass | None:
+    tape, stated = same.thing, dict(features)
+    ways = find_ways(PlannedPass(tape, stated, context, layers))
+    if not isinstance(ways, Ways):
+        return None
+    outlines = [_outline(same, Same(path)) for path in ways.paths]
+    likely = _blocks(outlines[0], explained_sizes(tape, ways.paths[0], stated))
+    largest = [
+        _blocks(outline, explained_sizes(tape, path, stated, upper=True))
+        for outline, path in zip(outlines, ways.paths, strict=True)
+    ]
+    sized = [each for each in largest if each is not None]
+    if likely is None or len(sized) < len(largest):
+        return None
+    growths = tuple(
+        (phase, sum(count * likely[k] for k, count in live.items()) - _freed(before, likely))
+        for phase, live, before in outlines[0].peaks
+    )
+    most = max(map(_segments, outlines, sized)) + ways.beyond
+    return _Pass(growths, _freed(outlines[0].ancestors, likely), most, bool(ways.doubts))
+
+
+def _blocks(outline: _Outline, sizes: Mapping[int, int | None]) -> dict[int, int] | None:
     """Return the block of every explanation, None when one of an allocation has no size."""
-    blocks = {}
-    for k in {k for outline in outlines for k, _ in outline.most}:
-        size = tape.size(k, features, upper=upper)
-        if size is None:
-            return None
-        blocks[k] = round_size(size)
-    for k in {k for outline in outlines for k in outline.ancestors} - blocks.keys():
-        blocks[k] = round_size(tape.size(k, features, upper=upper) or 1)
-    return blocks
+    if None in sizes.values() and any(sizes[k] is None for k, _ in outline.most):
+        return None
+    return {k: round_size(size or 1) for k, size in sizes.items()}
 
 
 def _freed(ancestors: Mapping[int, int], blocks: Mapping[int, int]) -> int:

@@ -64,7 +64,7 @@ def locate(
     matched, ordinal = _nearest(sizes, position, same)
     operation = births[ordinal]
     simulate(ready.allocator, islice(ready.score.operations, operation + 1), ready.sizes, ready.handles, ready.streams)
-    number, place = ready.score.places[operation]
+    number, place = ready.score.place(operation)
     path = likely[number].path
     explanation = likely[number].tape.explanations[path.allocations[path.operations[place].subject]]
     return TapeEvent(

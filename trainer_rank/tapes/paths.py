@@ -81,16 +81,16 @@ def choose(planned: PlannedPass) -> Choice:
         bad = (ordinal for ordinal, k in enumerate(paths[0].allocations) if not likely[k])
         return Choice(None, uncovered=tuple(_unsized(tape, paths[0], ordinal) for ordinal in islice(bad, 8)))
     largest = explained_sizes(tape, paths[0], features, upper=True)
+    more = sum(
+        count * (round_size(largest[k] or 1) - round_size(likely[k] or 1)) for k, count in _uses(Same(paths[0])).items()
+    )
     return Choice(
         expected,
-        expected if largest == likely else _sized(tape, paths[0], largest),
+        _sized(tape, paths[0], largest) if more else expected,
         _sized(tape, paths[1], explained_sizes(tape, paths[1], features, upper=True)) if len(paths) > 1 else None,
         bool(ways.doubts),
         _open_block(tape, likely, largest) if len(paths) == 1 and not _delayed(Same(paths[0])) else LARGEST,
-        sum(
-            count * (round_size(largest[k] or 1) - round_size(likely[k] or 1))
-            for k, count in _uses(Same(paths[0])).items()
-        ),
+        more,
         beyond=ways.beyond,
         notes=(*ways.doubts, *_unsure(tape, paths, expected)),
     )
