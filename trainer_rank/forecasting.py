@@ -7,7 +7,7 @@ all forwards in order, then what the caller does, then the backwards, the last s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -153,10 +153,17 @@ class PlanForecaster:
         """Return the tapes' event nearest to allocation number ``position`` of a stage of a plan's execution, from 0.
 
         ``same`` says whether a forecast size is that allocation's own. None where no tape covers the plan or the stage.
+        Where the sample's blocks were never read, what is reserved there is not known.
         """
-        if not self.demand(plan).known:
+        keys = [self._library.key(each, plan.retention) for each in plan.subforwards]
+        if any(key not in self._library.recorded for key in keys):
             return None
-        return locate(self._passes(plan), turns(plan), self.sample.snapshot, turns_of(plan, stage), position, same)
+        sample = self.sample
+        blocks = sample.snapshot if sample.seen else Snapshot()
+        found = locate(self._passes(plan), turns(plan), blocks, turns_of(plan, stage), position, same)
+        if found is None or sample.seen:
+            return found
+        return replace(found, allocated=sample.allocated + found.allocated, reserved=None)
 
     def _passes(self, plan: Plan) -> list[PlannedPass]:
         return [

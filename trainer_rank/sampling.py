@@ -94,7 +94,7 @@ class Sampler:
     @property
     def forecaster(self) -> PlanForecaster | None:
         """What sees the device as it was in the sample that decided last; None when nothing is forecast."""
-        if self._sample is None or not self._sample.seen:
+        if self._sample is None or not self._policy.forecasts:
             return None
         return self._probes.forecaster(self._sample)
 

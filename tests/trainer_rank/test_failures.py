@@ -274,6 +274,31 @@ def test_an_error_in_planning_is_reported_without_the_folders_in_its_words(
     assert replay_report(document).missing == ("device_or_modified_input",)
 
 
+def test_a_plan_admitted_by_its_limits_alone_is_explained_without_the_blocks_that_nobody_read(
+    bench: _Bench, tmp_path: Path
+) -> None:
+    bench.rank._sampler._exact_figures = False
+    bench.train(_requests([20]))
+    plain, ballast = bench.model.forward, []
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        bench.device.empty_cache()
+        bench.device.take_raw(bench.device.memory_info().free - (3 << 20))
+        ballast.append(True)
+        return plain(*arguments, **options)
+
+    bench.model.forward = forward  # type: ignore[method-assign]
+    before = bench.device.allocated()
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.train(_requests([900]))
+    failure = _report(bench, tmp_path)["failure"]
+    event = failure["event"]
+    assert ballast == [True]
+    assert failure["before"] is None
+    assert (event["matched"], event["size"], event["reserved"]) == ("position and size", failure["requested"], None)
+    assert event["allocated"] >= before + event["size"]
+
+
 def test_a_library_that_finds_no_memory_is_told_apart_and_sampled_afterwards(bench: _Bench, tmp_path: Path) -> None:
     bench.train(_requests([20]))
     (micro_batch,) = _first(bench)

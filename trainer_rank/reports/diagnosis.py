@@ -44,7 +44,7 @@ def describe_failure(
     slot = None if subforward is None else subforward.key.slot
     steps, checkpoint = (None, None) if slot is None else revision(slot)
     layer = None if scene.part is None else _LAYER.search(scene.part)
-    sighting = scene.sighting
+    sighting, sample = scene.sighting, None if forecaster is None else forecaster.sample
     return Failure(
         kind=kind.value,
         type=None if error is None else type(error).__name__,
@@ -70,7 +70,7 @@ def describe_failure(
         cap=scene.cap,
         partial_peak_allocated=peaks.allocated,
         partial_peak_reserved=peaks.reserved,
-        before=None if forecaster is None else summarised(forecaster.sample.snapshot),
+        before=None if sample is None or not sample.seen else summarised(sample.snapshot),
         after=summarised(scene.snapshot),
         generated=() if error is None else generated_files(error),
     )

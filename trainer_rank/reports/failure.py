@@ -33,8 +33,9 @@ class Failure:
     have been number ``position`` of the stage, from 0, for ``stream``; ``event`` is what the tapes have there.
     ``free``, ``allocated``, ``reserved``, ``cap`` (what the allocator may reserve) and ``after`` were sampled by the
     out-of-memory observer before unwinding when ``sampled_before_unwinding``, else once the failure had been caught.
-    ``before`` is what the forecast began with. ``sightings`` counts what the observer saw, ``out_of_memory_counted``
-    what the allocator counted. Peaks are lower bounds. ``generated`` are a compiler's files on the stack.
+    ``before`` is what the forecast began with, where its blocks were read. ``sightings`` counts what the observer saw,
+    ``out_of_memory_counted`` what the allocator counted. Peaks are lower bounds. ``generated`` are a compiler's files
+    on the stack.
     """
 
     kind: str

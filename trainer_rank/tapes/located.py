@@ -36,7 +36,7 @@ class TapeEvent:
     rule: str
     grounds: str
     allocated: int
-    reserved: int
+    reserved: int | None
 
 
 def locate(
