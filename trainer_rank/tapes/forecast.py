@@ -218,7 +218,11 @@ def _bound(
         return bound
     if most is not None and expected.reserved <= low.reserved + most:
         return Figures(low.allocated + most, low.reserved + most, None)
-    widest = [expected, *_alternatives(choices, likely, turns, start, held)]
+    widest = [expected]
+    for each in _alternatives(choices, likely, turns, start, held):
+        widest.append(each)
+        if room is not None and each.reserved > low.reserved + room:
+            break
     allocated, reserved = max(each.allocated for each in widest), max(each.reserved for each in widest)
     settled = reserved <= expected.reserved + callers and max(each.open_block for each in choices) <= SMALL_LIMIT
     return _widened(allocated + more, reserved + more, low, extrapolated, exact=settled and not extrapolated)
