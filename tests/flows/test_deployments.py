@@ -42,11 +42,6 @@ def _here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, place.environment[name])
 
 
-def _running(client: Any, name: str) -> Any:
-    (found,) = [run for run in client.read_flow_runs(limit=200) if run.name == name]
-    return found.id
-
-
 def test_a_triggered_head_is_answered_from_the_evidence(place: Place) -> None:
     answer = answer_of(place.trigger(place.permitted_head("raise RuntimeError('stop')")))
     assert answer["workloads"][0]["verdict"] == "FAILED"
@@ -70,9 +65,8 @@ def test_a_cancelled_run_ends_within_its_grace_with_all_its_evidence(place: Plac
     seen = len(list(place.home.glob("runs/*/*/full_step/output/alive")))
     triggered = place.trigger(place.permitted_head(BLOCK), "--grace", "2")
     place.wait_for_a_living_worker(seen)
-    (folder,) = [path.parents[3] for path in place.home.glob("runs/*/*/full_step/output/alive")][-1:]
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(_running(client, folder.name), Cancelling(), force=True)
+        client.set_flow_run_state(place.flow_run(client), Cancelling(), force=True)
     asked = time.monotonic()
     while place.holdings():
         assert time.monotonic() - asked < 2 + 10, "the cancelled run still holds its device"

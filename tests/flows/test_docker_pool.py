@@ -18,13 +18,21 @@ from tests.docker_engine import Engine
 from tests.flows.places import ROOT, Place, answer_of
 from tests.flows.subjects import Trainer
 
-HEAD = "assert os.getpid() != 1\nraise RuntimeError('stop')"
+IN_THE_POOL = ("--deployment", "qualify/docker-pr-head")
+CONTRACT = "trainer_rank/contract.py"
+STOPS = "raise RuntimeError('stopped by the head')"
+WAITS = """import json, sys, time
+from pathlib import Path
+Path(json.loads(Path(sys.argv[1]).read_text())["output"], "alive").touch()
+time.sleep(600)"""
+"""The image of the tests has no PyTorch, so heads act when their contract is imported, which comes first."""
 
 
 @pytest.fixture
 def place(docker_engine: Engine, prefect_address: str, tmp_path: Path) -> Iterator[Place]:
     """Deploy what runs in containers and start a worker that makes them."""
     place = Place(tmp_path, prefect_address)
+    place.trainer = Trainer(place.home / "trainer")  # where the containers see it
     place.environment |= {
         "DOCKER_HOST": docker_engine.host,
         "QUALIFY_IMAGE": docker_engine.image,
@@ -43,15 +51,26 @@ def place(docker_engine: Engine, prefect_address: str, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.docker
-def test_a_head_is_qualified_in_a_container_of_a_docker_pool(
+def test_heads_are_qualified_and_cancelled_in_containers_of_a_docker_pool(
     place: Place, docker_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelling
+
     for name in ("QUALIFY_HOME", "QUALIFY_TRUST", "PREFECT_API_URL"):
         monkeypatch.setenv(name, place.environment[name])
-    place.trainer = Trainer(place.home / "trainer")  # where the container sees it
-    head = place.permitted_head(HEAD)
-    answer = answer_of(place.trigger(head, "--deployment", "qualify/docker-pr-head"))
+    answer = answer_of(place.trigger(place.permitted_head("", **{CONTRACT: STOPS}), *IN_THE_POOL))
     assert answer["workloads"][0]["verdict"] == "FAILED"
+    assert "RuntimeError: stopped by the head" in answer["workloads"][0]["reason"]
+    assert answer["receipt"]["status"] == "CLEAN"
+    waiting = place.trigger(place.permitted_head("", **{CONTRACT: WAITS}), "--grace", "2", *IN_THE_POOL)
+    place.wait_for_a_living_worker(0)
+    docker_engine.wait_for_container()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(place.flow_run(client), Cancelling(), force=True)
+    answer = answer_of(waiting)
+    assert answer["workloads"][0]["verdict"] == "INCOMPLETE"
+    assert answer["workloads"][0]["reason"].startswith(("cancelled", "not finished"))  # whoever hears of it first
     assert answer["receipt"]["status"] == "CLEAN"
     assert place.holdings() == 0
     assert execute(["verify"]) == 0
