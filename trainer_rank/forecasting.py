@@ -122,6 +122,18 @@ class PlanForecaster:
             total += recorded.fixed_ns + recorded.token_ns * subforward.packed_tokens
         return total
 
+    def least(self, plan: Plan) -> int | None:
+        """Return what is live at the plan's peak, beyond what is reserved; None where a pass was not probed."""
+        if any(self._library.key(each, plan.retention) not in self._library.recorded for each in plan.subforwards):
+            return None
+        limits = find_limits(self._passes(plan))
+        return None if limits is None else self._least(limits)
+
+    def _least(self, limits: Limits) -> int:
+        taken = max(0, self.sample.allocated + limits.allocated - self.sample.reserved)
+        taken += margins(0, taken, extrapolated=True).reserved if limits.extrapolated else 0
+        return taken if self._policy.counts_cached else max(taken, limits.allocated)
+
     def demand(self, plan: Plan) -> Demand:
         """Forecast a plan's memory: by its limits where they decide, else by replaying its tapes from the sample."""
         host = 0
@@ -178,11 +190,9 @@ class PlanForecaster:
 
     def _spared(self, limits: Limits, host: int) -> Demand | None:
         """Return the demand of a plan whose limits tell whether it fits; None where a replay must."""
-        sample, memory, counted = self.sample, self.sample.memory, self._policy.counts_cached
+        sample, memory = self.sample, self.sample.memory
         assert self._room is not None
-        taken = max(0, sample.allocated + limits.allocated - sample.reserved)
-        taken += margins(0, taken, extrapolated=True).reserved if limits.extrapolated else 0
-        least, most = taken if counted else max(taken, limits.allocated), limits.reserved
+        least, most = self._least(limits), limits.reserved
         if least <= self._room < most:
             return None
         fits = most <= self._room

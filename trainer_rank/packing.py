@@ -150,11 +150,48 @@ def _stretches(lengths: Sequence[int], shared: Sequence[int], width: int) -> lis
     return [*found, (first, len(lengths))]
 
 
-def cuts(groups: Sequence[Subforward]) -> Iterator[tuple[Subforward, ...]]:
-    """Yield ever finer plans of the same work: 2, 3, 4, 6, 8, 12, ... parts of the widest group, to one request each.
+class Work:
+    """Every way to cut the same work: undivided first, then ever finer; each is made when it is first asked for.
 
-    Every other group is cut to the same width, so that a cut follows slot boundaries before it divides a slot.
+    The cuts are in 2, 3, 4, 6, 8, 12, ... parts of the widest group, to one request each. Every other group is cut to
+    the same width, so that a cut follows slot boundaries before it divides a slot.
     """
+
+    def __init__(self, groups: Sequence[Subforward]) -> None:
+        self.groups = tuple(groups)
+        self._counts = [[1] * len(self.groups), *_counts(self.groups)]
+        self._made: dict[int, tuple[Subforward, ...]] = {0: self.groups}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __getitem__(self, place: int) -> tuple[Subforward, ...]:
+        """Return the subforwards of one cut."""
+        if place not in self._made:
+            pairs = zip(self.groups, self._counts[place], strict=True)
+            self._made[place] = tuple(part for group, count in pairs for part in balanced(group, count))
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[tuple[Subforward, ...]]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of it keeps a graph."""
+        return any(group.key.gradients for group in self.groups)
+
+
+def layouts(shapes: Sequence[RequestShape], prefixes: Prefixes | None = None) -> tuple[tuple[Subforward, ...], ...]:
+    """Return the slot groups in every layout that differs, that of the fewest rows first.
+
+    Packed once, what requests share takes the least memory; packed end to end, sequences need no rows of others.
+    """
+    shared = slot_groups(shapes, prefixes)
+    return (shared, slot_groups(shapes)) if any(group.shares for group in shared) else (shared,)
+
+
+def _counts(groups: Sequence[Subforward]) -> Iterator[list[int]]:
+    """Yield how many parts of each group make ever finer cuts, beyond the undivided one."""
     widest = max(group.packed_tokens for group in groups)
     most = sum(len(group.requests) for group in groups)
     before = len(groups)
@@ -165,7 +202,7 @@ def cuts(groups: Sequence[Subforward]) -> Iterator[tuple[Subforward, ...]]:
             counts = [len(group.requests) for group in groups]
         if sum(counts) > before:
             before = sum(counts)
-            yield tuple(part for group, count in zip(groups, counts, strict=True) for part in balanced(group, count))
+            yield counts
         if before == most or width == 1:
             return
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_rank.errors import InvalidInputError
-from trainer_rank.packing import balanced, cuts, slot_groups, units
-from trainer_rank.prefixes import find_prefixes
+from trainer_rank.packing import Work, balanced, layouts, slot_groups, units
+from trainer_rank.prefixes import Prefixes, find_prefixes
 from trainer_rank.requests import Request, RequestShape, shapes_of
 
 
@@ -33,7 +33,7 @@ def test_every_cut_holds_each_request_once_and_never_mixes_slots(shapes: tuple[R
     groups = slot_groups(shapes)
     everything = list(range(len(shapes)))
     sizes = [len(groups)]
-    for plan in [groups, *cuts(groups)]:
+    for plan in Work(groups):
         assert sorted(index for part in plan for index in part.indices) == everything
         for part in plan:
             assert {(shape.slot, shape.gradients) for shape in part.requests} == {(part.key.slot, part.key.gradients)}
@@ -61,7 +61,7 @@ def test_every_cut_of_requests_that_share_holds_each_once_and_packs_no_less(sequ
     shapes = [RequestShape(index, len(each)) for index, each in enumerate(sequences)]
     prefixes = find_prefixes({index: array("q", each).tobytes() for index, each in enumerate(sequences)}, 8, 1)
     (group,) = slot_groups(shapes, prefixes)
-    for plan in [(group,), *cuts([group])]:
+    for plan in Work([group]):
         assert sorted(index for part in plan for index in part.indices) == list(range(len(sequences)))
         assert sum(part.packed_tokens for part in plan) >= group.packed_tokens
         assert max(part.packed_tokens for part in plan) <= group.packed_tokens
@@ -82,10 +82,11 @@ def test_ten_thousand_requests_pack_in_a_tenth_of_a_second() -> None:
     shapes = [
         RequestShape(index, 1 + index * 7919 % 4096, ("policy", "adversary")[index % 2]) for index in range(10_000)
     ]
+    prefixes = Prefixes(tuple(range(10_000)), tuple(min(4, shape.length) * (shape.index % 8 > 0) for shape in shapes))
     seconds = []
     for _ in range(3):
         begun = time.process_time()
-        next(cuts(slot_groups(shapes)))
+        assert len(Work(layouts(shapes, prefixes)[0])[1]) == 4
         units(shapes)
         seconds.append(time.process_time() - begun)
     assert min(seconds) < 0.1

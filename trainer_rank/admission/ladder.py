@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from trainer_rank.errors import UnsupportedError
-from trainer_rank.packing import Subforward, cuts
+from trainer_rank.packing import Subforward, Work
 
 
 class Retention(StrEnum):
@@ -49,8 +49,8 @@ class Rung(Protocol):
     def retention(self) -> Retention:
         """What keeps the graphs of its plans."""
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        """Yield the ways this rung can run the slot groups, the cheapest first; each does all of the work."""
+    def places(self, work: Work) -> range:
+        """Return which cuts of the work this rung runs, the coarsest and so the cheapest first; each is all of it."""
 
 
 class Whole:
@@ -59,9 +59,9 @@ class Whole:
     name = "whole"
     retention = Retention.DEVICE
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        """Yield the undivided plan."""
-        yield Plan(self.name, tuple(groups))
+    def places(self, work: Work) -> range:  # noqa: ARG002 - as of every rung
+        """Return the undivided work."""
+        return range(1)
 
 
 class Split:
@@ -70,10 +70,9 @@ class Split:
     name = "split"
     retention = Retention.DEVICE
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        """Yield ever finer cuts."""
-        for parts in cuts(groups):
-            yield Plan(self.name, parts)
+    def places(self, work: Work) -> range:
+        """Return ever finer cuts."""
+        return range(1, len(work))
 
 
 class HostHeld:
@@ -82,9 +81,9 @@ class HostHeld:
     name = "host-held"
     retention = Retention.HOST
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        """Yield the undivided plan and ever finer cuts, as long as there is a graph to hold."""
-        yield from _graphs_elsewhere(self.name, groups, self.retention)
+    def places(self, work: Work) -> range:
+        """Return the undivided work and ever finer cuts, as long as there is a graph to hold."""
+        return range(len(work) if work.trains else 0)
 
 
 class Rerun:
@@ -93,16 +92,14 @@ class Rerun:
     name = "rerun"
     retention = Retention.RERUN
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        """Yield the undivided plan and ever finer cuts, as long as there is a graph to save."""
-        yield from _graphs_elsewhere(self.name, groups, self.retention)
+    def places(self, work: Work) -> range:
+        """Return the undivided work and ever finer cuts, as long as there is a graph to save."""
+        return range(len(work) if work.trains else 0)
 
 
-def _graphs_elsewhere(name: str, groups: Sequence[Subforward], retention: Retention) -> Iterator[Plan]:
-    if any(group.key.gradients for group in groups):
-        for subforwards in ((tuple(groups),), cuts(groups)):
-            for parts in subforwards:
-                yield Plan(name, parts, retention)
+def plans(rung: Rung, work: Work) -> Iterator[Plan]:
+    """Yield the plans of a rung, the coarsest first."""
+    return (Plan(rung.name, work[place], rung.retention) for place in rung.places(work))
 
 
 LADDER: tuple[Rung, ...] = (Whole(), Split(), HostHeld(), Rerun())

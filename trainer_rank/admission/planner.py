@@ -1,29 +1,19 @@
-"""Choose the widest micro-batch that fits whole, or the cheapest rung that fits one unit. Pure; nothing is tried."""
+"""Choose the widest micro-batch that fits whole, or the cheapest rung that fits one unit. Pure; nothing is run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
 from trainer_rank.admission.ladder import Plan, Rung, Whole
-from trainer_rank.packing import Subforward, slot_groups
+from trainer_rank.admission.search import Forecaster, Ways, widest
+from trainer_rank.packing import Subforward, Work, layouts, slot_groups
 from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
 
 Unit = tuple[RequestShape, ...]
-
-
-class Forecaster(Protocol):
-    """What a plan will take, seen from one memory sample of the device."""
-
-    def demand(self, plan: Plan) -> Demand:
-        """Forecast the memory of a plan; unknown where no tape covers it."""
-
-    def cost_ns(self, plan: Plan) -> int | None:
-        """Forecast the time of a plan, nanoseconds; None where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +56,17 @@ def choose(
     Width comes first: as many units as fit undivided, inside what the tapes cover. When not even the first one does,
     the rungs are tried on it alone, the cheapest first, or in the ladder's own order when not ``by_cost``.
     ``explain``: search every rung and then for a remedy when nothing fits; otherwise a budget below zero is refused
-    after one look, as no forecast is. ``prefixes``: what the requests
-    share, packed once.
+    after one look, as no forecast is. ``prefixes``: what the requests share; whether it is packed once is a candidate.
     """
     if not explain and budget.available is not None and budget.available < 0:
-        plans = _plans(slot_groups(units[0], prefixes), rungs[:1], forecaster, by_cost)[:1]
-        return _climb(plans, forecaster, budget, False)
-    whole = any(isinstance(rung, Whole) for rung in rungs)
-    widest = _widest(units, forecaster, budget, prefixes) if whole else None
-    if widest is not None:
-        return widest
+        return _climb(Ways(_works(units[0], prefixes)[:1], rungs[:1]), forecaster, budget, by_cost, once=True)
+    if any(isinstance(rung, Whole) for rung in rungs):
+        width = _widest(units, forecaster, budget, prefixes, by_cost)
+        if width is not None:
+            return width
 
     def climb(unit: Unit, oversize: bool) -> Choice:
-        return _climb(_plans(slot_groups(unit, prefixes), rungs, forecaster, by_cost), forecaster, budget, oversize)
+        return _climb(Ways(_works(unit, prefixes), rungs), forecaster, budget, by_cost, oversize=oversize)
 
     choice = climb(units[0], oversize)
     if choice.decision.outcome is not Outcome.REFUSED or not explain:
@@ -101,9 +89,8 @@ def consider(
 
     The ladder is in its own order here, so that the ordinal means the same on every rank.
     """
-    plans = _plans(slot_groups(units[0], prefixes), rungs, forecaster, by_cost=False)
-    wide = Plan(Whole.name, slot_groups([shape for unit in units[:width] for shape in unit], prefixes))
-    plan = plans[ordinal] if width == 1 else wide
+    ways = Ways(_works(units[0], prefixes), rungs)
+    plan = ways.plan(ordinal) if width == 1 else Plan(Whole.name, _layouts(units[:width], prefixes)[0])
     candidate, demand = _candidate(ordinal, plan, forecaster), forecaster.demand(plan)
     decision = decide([demand], budget, [candidate], oversize=oversize)
     chosen = None if decision.selected is None else plan
@@ -135,17 +122,22 @@ def admit_unseen(candidate: Candidate, budget: Budget, policy: str) -> Decision:
     return Decision(Outcome.ADMITTED, budget.sample, chosen, rung, None, budget.available, None, None, reason)
 
 
-def _climb(plans: Sequence[Plan], forecaster: Forecaster, budget: Budget, oversize: bool) -> Choice:
-    """Try plans in their order until one fits."""
+def _climb(
+    ways: Ways, forecaster: Forecaster, budget: Budget, by_cost: bool, *, oversize: bool = False, once: bool = False
+) -> Choice:
+    """Try what may fit until it does, or only the first one."""
     candidates: list[Candidate] = []
     demands: list[Demand] = []
-    for ordinal, plan in enumerate(plans):
+    tried: dict[int, Plan] = {}
+    available = budget.available
+    for ordinal, plan in ways.worth_trying(forecaster, -1 if available is None else available, by_cost):
+        tried[ordinal] = plan
         candidates.append(_candidate(ordinal, plan, forecaster))
         demands.append(forecaster.demand(plan))
-        if decide(demands[-1:], budget, candidates[-1:]).outcome is Outcome.ADMITTED:
+        if once or decide(demands[-1:], budget, candidates[-1:]).outcome is Outcome.ADMITTED:
             break
     decision = decide(demands, budget, candidates, oversize=oversize)
-    chosen = None if decision.selected is None else plans[decision.selected]
+    chosen = None if decision.selected is None else tried[decision.selected]
     return Choice(1, chosen, decision, budget, tuple(candidates), tuple(demands))
 
 
@@ -172,41 +164,63 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _widest(units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None) -> Choice | None:
-    """Find the largest number of leading units that fits whole: by doubling, then by halving the gap."""
-    best: Choice | None = None
-    low, high = 0, len(units) + 1
-    width = 1
-    while low + 1 < high:
-        width = min(width, high - 1)
-        choice = _whole(units[:width], forecaster, budget, prefixes)
-        if choice is None:
-            high = width
-        else:
-            best, low = choice, width
-        width = 2 * low if high > len(units) else (low + high) // 2
-    return best
+def _widest(
+    units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None, by_cost: bool
+) -> Choice | None:
+    """Find the largest number of leading units that fits whole, in the layout of the fewest rows.
+
+    The other layout is taken where it is cheaper and fits as well.
+    """
+    made: dict[int, Choice | None] = {}
+    available = budget.available
+
+    def fits(width: int) -> bool:
+        if width not in made:
+            made[width] = _whole(units[:width], forecaster, budget, prefixes)
+        return made[width] is not None
+
+    def exceeds(width: int) -> bool:
+        least = forecaster.least(Plan(Whole.name, _layouts(units[:width], prefixes)[0]))
+        return not fits(width) if least is None or available is None else least > available
+
+    if not fits(1):
+        return None
+    width = widest(len(units), exceeds, fits)
+    choice = made.get(width)
+    return choice if choice is None or not by_cost else _cheaper(choice, units[:width], forecaster, prefixes)
 
 
-def _whole(units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None) -> Choice | None:
-    plan = Plan(Whole.name, slot_groups([shape for unit in units for shape in unit], prefixes))
+def _cheaper(choice: Choice, units: Sequence[Unit], forecaster: Forecaster, prefixes: Prefixes | None) -> Choice:
+    """Return the same work whole in the other layout when that is cheaper and fits, else the choice."""
+    _, *others = _layouts(units, prefixes)
+    known = choice.candidates[0].cost_ns
+    for groups in others:
+        cost = forecaster.cost_ns(Plan(Whole.name, groups))
+        if known is not None and cost is not None and cost < known:
+            return _whole(units, forecaster, choice.budget, None, ordinal=1) or choice
+    return choice
+
+
+def _whole(
+    units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None, ordinal: int = 0
+) -> Choice | None:
+    plan = Plan(Whole.name, _layouts(units, prefixes)[0])
     demand = forecaster.demand(plan)
     if demand.coverage is not Coverage.COVERED:
         return None
-    candidate = _candidate(0, plan, forecaster)
+    candidate = _candidate(ordinal, plan, forecaster)
     decision = decide([demand], budget, [candidate])
     if decision.outcome is not Outcome.ADMITTED:
         return None
     return Choice(len(units), plan, decision, budget, (candidate,), (demand,))
 
 
-def _plans(groups: Sequence[Subforward], rungs: Sequence[Rung], forecaster: Forecaster, by_cost: bool) -> list[Plan]:
-    plans = [plan for rung in rungs for plan in rung.plans(groups)]
-    costs = [forecaster.cost_ns(plan) for plan in plans] if by_cost else []
-    known = [cost for cost in costs if cost is not None]
-    if len(known) < len(plans):
-        return plans
-    return [plans[each] for each in sorted(range(len(plans)), key=lambda each: (known[each], each))]
+def _layouts(units: Sequence[Unit], prefixes: Prefixes | None) -> tuple[tuple[Subforward, ...], ...]:
+    return layouts([shape for unit in units for shape in unit], prefixes)
+
+
+def _works(unit: Unit, prefixes: Prefixes | None) -> list[Work]:
+    return [Work(groups) for groups in layouts(unit, prefixes)]
 
 
 def _candidate(ordinal: int, plan: Plan, forecaster: Forecaster) -> Candidate:

@@ -30,7 +30,7 @@ from trainer_rank.planning.target import Target
 from trainer_rank.tapes.compose import PlannedPass, Turn, phase_operations
 from trainer_rank.tapes.counts import counted
 from trainer_rank.tapes.envelope import Envelope
-from trainer_rank.tapes.forecast import Forecast, forecast_plan, margins
+from trainer_rank.tapes.forecast import Figures, Forecast, forecast_plan, margins
 from trainer_rank.tapes.passes import Action
 from trainer_rank.tapes.paths import candidates, find_part
 from trainer_rank.tapes.same import Same
@@ -71,14 +71,27 @@ class ComposedForecaster:
         self._shelf = shelf
         self._target = target
         self._start = start
+        self._low = Figures(start.snapshot.allocated, start.snapshot.reserved, None)
         self._available = available
         self._caller = caller
         self._coarse = requests > EXACT
         self._made: dict[tuple[object, ...], Replayed] = {}
+        self._known: dict[tuple[object, ...], Outline] = {}
 
     def cost_ns(self, plan: Plan) -> int | None:  # noqa: ARG002 - the protocol's signature
         """No time was recorded with these tapes; the ladder's own order stands."""
         return None
+
+    def least(self, plan: Plan) -> int | None:
+        """Return what the envelopes of the passes say, with a margin; None where no tape covers one."""
+        try:
+            return self._floor(plan, self._outlines(plan)) + self._caller * sum(plan.packed_tokens)
+        except TapeError:
+            return None
+
+    def _floor(self, plan: Plan, outlines: list[Outline]) -> int:
+        floor, extrapolated = max(top for _, top in _tops(outlines)), self._extrapolated(plan)
+        return floor + margins(floor, floor, extrapolated, exact=not extrapolated).reserved
 
     def demand(self, plan: Plan) -> Demand:
         """Forecast a plan: by the envelope where that already exceeds the budget, else by a replay."""
@@ -86,13 +99,10 @@ class ComposedForecaster:
             outlines = self._outlines(plan)
         except TapeError as error:
             return unknown((str(error),))
-        floor = max(top for _, top in _tops(outlines))
-        extrapolated = self._extrapolated(plan)
-        floor += margins(floor, floor, extrapolated, exact=not extrapolated).reserved
-        caller = self._caller * sum(plan.packed_tokens)
+        floor, caller = self._floor(plan, outlines), self._caller * sum(plan.packed_tokens)
         if floor + caller > self._available:
             return self._floored(floor, caller)
-        made = self._replay(plan, outlines)
+        made = self._replay(plan, outlines, caller)
         if made.forecast.expected is None:
             return unknown(made.forecast.uncovered)
         return self._weighed(made, caller)
@@ -108,7 +118,7 @@ class ComposedForecaster:
         except TapeError as error:
             return [SubforwardPeaks(notes=(str(error),))] * len(plan.subforwards)
         made = self._made.get(self._key(plan, outlines))
-        low = self._start.snapshot.allocated
+        low = self._low.allocated
         if made is None or made.forecast.expected is None:
             note = "not replayed: allocated alone exceeds what is free"
             return [SubforwardPeaks(low + top, notes=(note,)) for _, top in _tops(outlines)]
@@ -134,6 +144,12 @@ class ComposedForecaster:
 
     def _outline(self, tape: Tape, subforward: Subforward) -> Outline:
         features = self._features(subforward)
+        key = (id(tape), *features.values())
+        if key not in self._known:
+            self._known[key] = self._outlined(tape, features)
+        return self._known[key]
+
+    def _outlined(self, tape: Tape, features: dict[str, int]) -> Outline:
         path = _path(Same(tape), self._target, tuple(features.items()))
         grown = _envelope(Same(tape), Same(path)).growth(features)
         if grown is None:
@@ -162,7 +178,7 @@ class ComposedForecaster:
         keys = tuple((each.key, *outline.features.values()) for each, outline in _pairs(plan, outlines))
         return plan.retention, keys
 
-    def _replay(self, plan: Plan, outlines: list[Outline]) -> Replayed:
+    def _replay(self, plan: Plan, outlines: list[Outline], caller: int) -> Replayed:
         key = self._key(plan, outlines)
         if key not in self._made:
             largest = sorted(range(len(outlines)), key=lambda each: -outlines[each].growth)[:REPLAYED]
@@ -170,13 +186,14 @@ class ComposedForecaster:
             part = Plan(plan.rung, tuple(plan.subforwards[each] for each in numbers), plan.retention)
             tape, layers = self._shelf.of(plan.retention), self._target.geometry.layers
             passes = [PlannedPass(tape, outlines[each].features, self._target.context, layers) for each in numbers]
-            made = forecast_plan(passes, _whole_step(part), self._start.snapshot)
             rest = sum(outline.left for number, outline in enumerate(outlines) if number not in numbers)
+            room = self._available - caller - rest
+            made = forecast_plan(passes, _whole_step(part), self._start.snapshot, room=room)
             self._made[key] = Replayed(made, numbers, rest)
         return self._made[key]
 
     def _floored(self, floor: int, caller: int) -> Demand:
-        low = self._start.snapshot
+        low = self._low
         return Demand(
             sample=SAMPLE,
             coverage=Coverage.EXTRAPOLATED,
@@ -193,7 +210,7 @@ class ComposedForecaster:
         )
 
     def _weighed(self, made: Replayed, caller: int) -> Demand:
-        found, low = made.forecast, self._start.snapshot
+        found, low = made.forecast, self._low
         assert found.expected is not None and found.bound is not None and found.number is not None
         kept = max(each.left for each in found.turns if each.turn.phase == FORWARD)
         retained = made.rest + max(0, kept - low.allocated)

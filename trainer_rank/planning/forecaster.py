@@ -108,6 +108,10 @@ class TapeForecaster:
         """No time was recorded with these tapes; the ladder's own order stands."""
         return None
 
+    def least(self, plan: Plan) -> int | None:  # noqa: ARG002 - the protocol's signature
+        """Nothing is known without a replay; passes of equal features are replayed once."""
+        return None
+
     def grown(self, subforward: Subforward) -> Pass | tuple[str, ...]:
         """Forecast one subforward alone, or name what the tape gives no size for."""
         topology = Topology(context=self.target.context)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from trainer_rank.admission.decide import Coverage, Demand
 from trainer_rank.admission.ladder import Plan
-from trainer_rank.admission.planner import Forecaster
+from trainer_rank.admission.search import Forecaster
 
 SAMPLE = 0
 """The one memory sample that a plan without a device is made from."""

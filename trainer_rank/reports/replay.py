@@ -8,10 +8,10 @@ from typing import Any
 
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, decide
-from trainer_rank.admission.ladder import Plan, ladder
+from trainer_rank.admission.ladder import Plan, ladder, plans
 from trainer_rank.admission.planner import admit_unseen
 from trainer_rank.errors import InvalidInputError, PlanningError, TrainerRankError
-from trainer_rank.packing import slot_groups
+from trainer_rank.packing import Work, layouts
 from trainer_rank.prefixes import Prefixes
 from trainer_rank.reports.report import FORMAT, identified
 from trainer_rank.requests import RequestShape
@@ -73,12 +73,13 @@ def _cuts_follow(document: Mapping[str, Any], candidates: list[Candidate]) -> bo
     """Say whether every candidate's cut is one that its rung makes of the reported requests."""
     sharing = document["sharing"]
     prefixes = None if sharing is None else Prefixes(tuple(sharing["order"]), tuple(sharing["shared"]))
-    groups = slot_groups([RequestShape(*row) for row in document["requests"]], prefixes)
+    works = [Work(groups) for groups in layouts([RequestShape(*row) for row in document["requests"]], prefixes)]
     try:
         rungs = {rung.name: rung for rung in ladder([each.rung for each in candidates])}
     except TrainerRankError:
         return False
-    return all(_is_cut(each, list(rungs[each.rung].plans(groups))) for each in candidates)
+    made = {name: [plan for work in works for plan in plans(rung, work)] for name, rung in rungs.items()}
+    return all(_is_cut(each, made[each.rung]) for each in candidates)
 
 
 def _is_cut(candidate: Candidate, plans: list[Plan]) -> bool:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from trainer_rank.admission.budget import Budget, Status, Term
 from trainer_rank.admission.decide import Coverage, Demand, Outcome
-from trainer_rank.admission.ladder import Plan, Retention, ladder
+from trainer_rank.admission.ladder import Plan, Retention, ladder, plans
 from trainer_rank.admission.planner import Choice, Unit, choose
 from trainer_rank.errors import UnsupportedError
-from trainer_rank.packing import slot_groups, units
+from trainer_rank.packing import Work, slot_groups, units
+from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
 
 RUNGS = ladder(["rerun", "whole", "split"])
@@ -28,12 +29,18 @@ class _Linear:
 
     def demand(self, plan: Plan) -> Demand:
         self.asked.append(plan)
-        widest, total = max(plan.packed_tokens), sum(plan.packed_tokens)
-        kept = widest if plan.retention is Retention.RERUN else total
-        size = self.retained * kept + self.working * widest
+        size, widest = self._size(plan), max(plan.packed_tokens)
         coverage = Coverage.COVERED if widest <= self.covered else Coverage.EXTRAPOLATED
         figures = (size,) * 6
         return Demand(7, coverage, *figures, terms=(Term("plan", size, Status.FITTED, "line"),))
+
+    def _size(self, plan: Plan) -> int:
+        widest, total = max(plan.packed_tokens), sum(plan.packed_tokens)
+        kept = widest if plan.retention is Retention.RERUN else total
+        return self.retained * kept + self.working * widest
+
+    def least(self, plan: Plan) -> int | None:
+        return max(0, self._size(plan) - 50)
 
     def cost_ns(self, plan: Plan) -> int:
         again = sum(plan.packed_tokens) if plan.retention is Retention.RERUN else 0
@@ -66,7 +73,7 @@ def test_a_group_that_does_not_fit_whole_takes_the_cheapest_rung_that_fits(lengt
     (pending,) = units(_requests(lengths, group="pair"))
     forecaster = _Linear()
     choice = choose([pending], RUNGS, forecaster, _budget(free))
-    every = [plan for rung in RUNGS for plan in rung.plans(slot_groups(pending))]
+    every = [plan for rung in RUNGS for plan in plans(rung, Work(slot_groups(pending)))]
     fitting = [plan for plan in every if (forecaster.demand(plan).required or 0) <= free]
     if not fitting:
         assert choice.decision.outcome is Outcome.REFUSED
@@ -113,6 +120,66 @@ def test_few_forecasts_decide_among_many_requests() -> None:
     forecaster = _Linear()
     choose(units(_requests([7] * 10_000)), RUNGS, forecaster, _budget(110 * 7 * 6_000))
     assert len(forecaster.asked) <= 28
+
+
+@dataclass
+class _Exhaustive(_Linear):
+    """The same, without a least, so that nothing is passed over."""
+
+    def least(self, plan: Plan) -> None:  # type: ignore[override]
+        return None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from("ab"), st.booleans()), min_size=1, max_size=12),
+    st.integers(0, 60_000),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 300),
+)
+def test_what_is_passed_over_changes_no_decision(
+    drawn: list[tuple[int, str, bool]], free: int, by_cost: bool, oversize: bool, retained: int
+) -> None:
+    shapes = [RequestShape(n, length, slot, gradients, "g") for n, (length, slot, gradients) in enumerate(drawn)]
+    shared = [min(drawn[n - 1][0], drawn[n][0]) // 2 if n % 3 else 0 for n in range(len(drawn))]
+    prefixes = Prefixes(tuple(range(len(drawn))), tuple(shared))
+    found = [
+        choose(units(shapes), RUNGS, forecaster, _budget(free), oversize=oversize, by_cost=by_cost, prefixes=prefixes)
+        for forecaster in (_Linear(retained=retained), _Exhaustive(retained=retained))
+    ]
+    ours, every = found
+    assert ours.plan == every.plan
+    assert ours.decision == every.decision
+    assert ours.remedy == every.remedy
+    assert set(ours.candidates) <= set(every.candidates)
+
+
+def test_a_long_ladder_is_climbed_with_few_forecasts() -> None:
+    forecaster = _Linear(retained=1, working=1000)
+    choice = choose(units(_requests([7] * 10_000, group="g")), RUNGS, forecaster, _budget(7 * 1000 * 3))
+    assert choice.plan is not None
+    assert len(choice.plan.subforwards) > 3000
+    assert len(forecaster.asked) <= 8
+
+
+@dataclass
+class _Timed(_Linear):
+    """Rows that are shared take twice as long."""
+
+    def cost_ns(self, plan: Plan) -> int:
+        return sum((20 if each.shares else 10) * each.packed_tokens for each in plan.subforwards)
+
+
+@pytest.mark.parametrize(("sharing", "rows"), [(90, 120), (40, 300)])
+def test_of_both_layouts_the_cheaper_that_fits_runs(sharing: int, rows: int) -> None:
+    prefixes = Prefixes((0, 1, 2), (0, sharing, sharing))
+    choice = choose(units(_requests([100] * 3)), RUNGS, _Timed(), _budget(1 << 40), prefixes=prefixes)
+    assert choice.plan is not None
+    assert sum(choice.plan.packed_tokens) == rows
+    narrow = choose(units(_requests([100] * 3)), RUNGS, _Timed(), _budget(110 * 220), prefixes=prefixes)
+    assert narrow.plan is not None
+    assert sum(narrow.plan.packed_tokens) == 300 - 2 * sharing
+    assert narrow.units == 3
 
 
 def test_an_unknown_rung_is_refused_by_name() -> None:
