@@ -185,8 +185,8 @@ WIDE = {"probe_lengths": ((8,), (300, 40), (300,) * 6, (200, 64, 9))}
 
 
 def test_a_narrow_card_gives_narrower_micro_batches_without_retry(bench: Callable[..., _Bench]) -> None:
-    requests = _requests([150] * 12, group=None)
-    wide, narrow = bench(**WIDE), bench(room=58 << 20, **WIDE)
+    requests, many = _requests([150] * 12, group=None), {"probe_lengths": ((8,), (300, 40), (150,) * 12, (200, 64, 9))}
+    wide, narrow = bench(**many), bench(room=54 << 20, **many)
     assert len(narrow.train(requests)) == len(wide.train(requests)) == 12
     assert len(wide.of("forecast")) == 1
     assert 1 < len(narrow.of("forecast")) < 12
@@ -217,7 +217,7 @@ def test_a_refusal_names_shortfall_largest_term_and_two_remedies(bench: Callable
 
 
 def test_previous_outputs_are_released_before_the_next_admission_unless_held(bench: Callable[..., _Bench]) -> None:
-    found = bench(room=58 << 20, **WIDE)
+    found = bench(room=54 << 20, **WIDE)
     requests = _requests([300] * 6, group=None)
     iterator = found.rank.forward_micro_batches(requests)
     first = next(iterator)
