@@ -291,8 +291,9 @@ def test_a_plan_admitted_by_its_limits_alone_is_explained_without_the_blocks_tha
     before = bench.device.allocated()
     with pytest.raises(torch.OutOfMemoryError):
         bench.train(_requests([900]))
-    failure = _report(bench, tmp_path)["failure"]
+    failure = (document := _report(bench, tmp_path))["failure"]
     event = failure["event"]
+    assert replay_report(document).same is True
     assert ballast == [True]
     assert failure["before"] is None
     assert (event["matched"], event["size"], event["reserved"]) == ("position and size", failure["requested"], None)
@@ -362,6 +363,7 @@ def test_a_step_far_from_its_forecast_is_reported_in_both_directions(
     assert document["kind"] == "miss"
     assert document["observed"]["allocated_error_per_million"] * sign > 400_000
     assert document["observed"]["reserved_error_per_million"] == 0
+    assert replay_report(document).same is True
     assert document["failure"] is None
 
 

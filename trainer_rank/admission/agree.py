@@ -54,6 +54,10 @@ class Agreement:
         proposal = proposed(votes)
         reviewed, votes = self._vote(lambda: review(proposal), oversize)
         admitted(votes)
+        try:  # the rows of ranks that gave up waiting for this one are complete all the same
+            self._look()
+        except RuntimeError as error:
+            raise self._broken(error) from error
         return reviewed
 
     def tell(self, error: Exception) -> None:
@@ -117,14 +121,18 @@ class Agreement:
             if now - looked < _LOOK_SECONDS:
                 continue
             looked = now
-            if self._store.check([_FAILED]):
-                raise _PeerError(self._store.get(_FAILED).decode())
+            self._look()
             if now - begun > self._patience:
                 raise RuntimeError(f"a rank did not come within {self._patience} s")
         try:
             work.wait(timedelta(seconds=1))
         except RuntimeError as error:
             raise self._broken(error) from error
+
+    def _look(self) -> None:
+        """Raise what another rank has noticed, if any has."""
+        if self._store.check([_FAILED]):
+            raise _PeerError(self._store.get(_FAILED).decode())
 
     def _broken(self, error: RuntimeError) -> PlanningError:
         """Tell everybody what this rank noticed, and return it as the error to raise."""

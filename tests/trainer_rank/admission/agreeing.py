@@ -53,10 +53,11 @@ def decide_together(world: int, *jobs: dict[str, Any]) -> list[list[dict[str, An
 def _rank(rank: int, world: int, port: int, jobs: tuple[dict[str, Any], ...], sender: Connection) -> None:
     store = distributed.TCPStore("127.0.0.1", port, world, rank == 0, timedelta(seconds=20))
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    agreement = Agreement(store, patience=30.0)
+    agreement = Agreement(store, patience=jobs[0].get("patience", 30.0))
     distributed.barrier()
     for job in jobs:
         sender.send(_decide(agreement, rank, job, sender) | {"at": time.monotonic()})
+    time.sleep(jobs[-1].get("linger", 0.3))  # rank 0 serves the store
     os._exit(0)
 
 
@@ -90,5 +91,7 @@ def _strike(fault: object, point: str, sender: Connection) -> None:
     if fault == f"die:{point}":
         sender.send({"at": time.monotonic()})
         os._exit(9)
+    if fault == f"sleep:{point}":
+        time.sleep(3)
     if fault == f"raise:{point}":
         raise RuntimeError("no tape for this shape")

@@ -68,6 +68,14 @@ def test_a_rank_that_dies_fails_its_peers_within_a_second(faulty: int, point: st
         assert answer["at"] - died < 1.0
 
 
+@pytest.mark.parametrize("point", ["propose", "review"])
+def test_a_rank_that_lives_but_does_not_come_is_waited_for_only_so_long(point: str) -> None:
+    job = _job([ROOMY] * 3, faulty=1, fault=f"sleep:{point}", patience=1.0, linger=4.0)
+    for (answer,) in decide_together(3, job):
+        assert answer["error"] in ("PlanningError", "_PeerError"), "the late one too: the others have given up"
+        assert "a rank did not come within 1.0 s" in answer["text"]
+
+
 votes = st.builds(
     Vote,
     st.sampled_from([Outcome.ADMITTED, Outcome.REFUSED, Outcome.UNKNOWN, Outcome.PLANNING_ERROR]),
