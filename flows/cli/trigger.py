@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -128,6 +129,9 @@ def _follow(client: SyncPrefectClient, identity: UUID, progress: Progress) -> Fl
                 said = state.name or state.type.value
                 progress.stage("prefect", f"{said}{f': {state.message}' if state.message else ''}")
             if state is not None and state.is_final():
+                time.sleep(ASK_SECONDS)  # the last lines come after the state
+                with suppress(httpx.TransportError):
+                    _show_logs(client, identity, shown, progress)
                 return flow_run
         time.sleep(ASK_SECONDS)
 
