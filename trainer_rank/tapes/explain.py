@@ -12,7 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import combinations
 
-from trainer_rank.allocator.rules import SMALL_LIMIT
+from trainer_rank.allocator.rules import BLOCK_GRANULE, SMALL_LIMIT
 from trainer_rank.features import FEATURES
 from trainer_rank.tapes.rules import Rule, Term
 
@@ -85,10 +85,17 @@ def _seen_once(point: Sample) -> Explanation:
     constant = Rule(constant=size)
     values = [(name, features[name]) for name in FEATURES if features.get(name, 0) > 1]
     exact = [Rule((Term(name, 1, size // value),), size % value) for name, value in values if size >= value]
-    above = tuple(Rule((Term(name, 1, -(-size // value)),)) for name, value in values)
+    above = tuple(Rule((_in_proportion(name, value, size),)) for name, value in values)
     if exact and size > SMALL_LIMIT:
         return Explanation(exact[0], (*above, constant), Grounds.ONCE)
     return Explanation(constant, above, Grounds.ONCE)
+
+
+def _in_proportion(name: str, value: int, size: int) -> Term:
+    """Return a term of just ``size`` bytes or little more at ``value``, and in proportion elsewhere."""
+    if size >= value:
+        return Term(name, 1, -(-size // value))
+    return Term(name, BLOCK_GRANULE * value // size, BLOCK_GRANULE)
 
 
 def _candidates(points: Sequence[Sample]) -> Iterator[tuple[Rule, int]]:

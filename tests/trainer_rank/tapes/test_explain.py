@@ -89,3 +89,14 @@ def test_a_size_that_stopped_falling_stays_where_it_stopped() -> None:
     rule = Rule((Term("sequences", 1, 4),), -4, floor=8)
     assert [rule.size({"sequences": count}) for count in (1, 2, 4)] == [8, 8, 12]
     assert Rule((Term("sequences", 1, 4),), -4).size({"sequences": 1}) is None
+
+
+@given(st.integers(1, 50_000_000), st.integers(2, 50_000_000))
+def test_what_was_seen_once_may_grow_in_proportion_but_was_no_more_than_it_was(size: int, value: int) -> None:
+    """Four bytes beside adapters of twenty megabytes never stand for twenty megabytes."""
+    for name in ("packed_tokens", "adapter_bytes"):
+        (rule,) = (each for each in explain([({name: value}, size)]).others if each.terms)
+        there, twice = rule.size({name: value}) or 0, rule.size({name: 2 * value}) or 0
+        most = size + value if size >= value else size + size // 511 + 1024
+        assert size <= there <= most
+        assert 2 * size - 512 <= twice <= 2 * most
