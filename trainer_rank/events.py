@@ -53,6 +53,7 @@ def announce_forecast(announcer: Announcer, step: int, choice: Choice) -> None:
         sample=decision.sample,
         subforwards=[list(indices) for indices in choice.plan.indices],
         packed_tokens=list(choice.plan.packed_tokens),
+        logical_tokens=[each.logical_tokens for each in choice.plan.subforwards],
         coverage=demand.coverage.value,
         peak_allocated=demand.peak_allocated,
         peak_reserved=demand.peak_reserved,

@@ -127,11 +127,12 @@ class PlanForecaster:
         if any(self._library.key(each, plan.retention) not in self._library.recorded for each in plan.subforwards):
             return None
         limits = find_limits(self._passes(plan))
-        return None if limits is None else self._least(limits)
+        return None if limits is None else self._taken(limits, beyond=False)
 
-    def _least(self, limits: Limits) -> int:
+    def _taken(self, limits: Limits, beyond: bool) -> int:
+        """Return what is live beyond what is reserved; ``beyond``: with a margin where the plan lies outside probes."""
         taken = max(0, self.sample.allocated + limits.allocated - self.sample.reserved)
-        taken += margins(0, taken, extrapolated=True).reserved if limits.extrapolated else 0
+        taken += margins(0, taken, extrapolated=True).reserved if beyond else 0
         return taken if self._policy.counts_cached else max(taken, limits.allocated)
 
     def demand(self, plan: Plan) -> Demand:
@@ -192,7 +193,7 @@ class PlanForecaster:
         """Return the demand of a plan whose limits tell whether it fits; None where a replay must."""
         sample, memory = self.sample, self.sample.memory
         assert self._room is not None
-        least, most = self._least(limits), limits.reserved
+        least, most = self._taken(limits, limits.extrapolated), limits.reserved
         if least <= self._room < most:
             return None
         fits = most <= self._room
