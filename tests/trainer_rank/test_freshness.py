@@ -11,10 +11,13 @@ import pytest
 from tests.trainer_rank.test_rank import WIDE, _Bench, _loss, _requests
 from trainer_rank.errors import InvalidInputError
 
+NARROW = 54 << 20
+"""Room for one request of 300 tokens at a time."""
+
 
 @pytest.fixture
 def bench() -> Iterator[_Bench]:
-    made = _Bench(3, room=70 << 20, **WIDE)
+    made = _Bench(3, room=NARROW, **WIDE)
     yield made
     made.rank.close()
     made.device.close()
@@ -64,19 +67,20 @@ def test_outputs_that_are_held_are_counted_in_the_next_decision(bench: _Bench) -
     first.release()
 
 
-def test_a_neighbour_that_takes_memory_between_two_micro_batches_narrows_the_second(bench: _Bench) -> None:
-    requests = _requests([300] * 6, group=None)
-    iterator = bench.rank.forward_micro_batches(requests)
+def test_a_neighbour_that_takes_memory_between_two_micro_batches_narrows_the_second() -> None:
+    bench = _Bench(4, room=NARROW + (taken := 146 << 20), **WIDE)
+    iterator = bench.rank.forward_micro_batches(_requests([300] * 12, group=None))
     first = next(iterator)
-    width = len(first.outputs)
+    assert len(first.outputs) == 6, "as far as the probes reach"
     bench.rank.backward(first, _loss(first.outputs))
-    taken = 24 << 20
     bench.device.set_elsewhere(taken)
     second = next(iterator)
     free = [event["free"] for event in bench.of("forecast")]
     assert free[1] <= free[0] - taken
-    assert len(second.outputs) < width
+    assert len(second.outputs) < 6
     assert bench.device.out_of_memory_count() == 0
+    bench.rank.close()
+    bench.device.close()
 
 
 def test_every_decision_has_a_sample_of_its_own(bench: _Bench) -> None:
