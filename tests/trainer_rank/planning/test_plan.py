@@ -27,6 +27,9 @@ from trainer_rank.tapes.tape import Tape
 FOUR_LAYERS = "qwen3_6-35b-a3b-4-layers-h200"
 EVERYTHING = ("expert-lora", "head", "optimizer", "40-layers", "ragged")
 CARD = load_card("h200")
+PADDING = {4_096: 32_768, 16_384: 22_273_024, 65_536: 25_795_584}
+"""Bytes by which steps of so many rows of two sequences grew more before commit 089158b: the traces of commit 1484b58
+against those of today."""
 
 
 def batch(**keys: Any) -> Batch:
@@ -242,7 +245,10 @@ def test_a_short_batch_of_one_card_fits_whole_and_a_small_card_refuses_it() -> N
     [(16, 4_096, 1_845_597_696), (16, 65_536, 26_431_131_648), (40, 4_096, 2_248_250_880), (40, 16_384, 8_237_898_240)],
 )
 def test_repeated_layers_meet_steps_that_were_run_with_them(layers: int, rows: int, peak: int) -> None:
-    """Growth of allocated measured on an H200 at layer counts that no fit has seen (bench/recordings/h200-megatron)."""
+    """Growth of allocated measured on an H200 at layer counts that no fit has seen (bench/recordings/h200-megatron).
+
+    Those steps padded the weights of grouped adapters, which the recordings do not: taken off is what padding took.
+    """
     tape = load_shipped("qwen3_6-35b-a3b-lora-h200")
     geometry = Target(1).geometry.with_layers(layers)
     target = Target(1, geometry)
@@ -251,4 +257,4 @@ def test_repeated_layers_meet_steps_that_were_run_with_them(layers: int, rows: i
     assert part is not None
     grown = Envelope(tape, candidates(part, features)[0]).growth(features)
     assert grown is not None
-    assert grown.requested == pytest.approx(peak, rel=6e-4)
+    assert grown.requested == pytest.approx(peak - PADDING[rows], rel=6e-4)
