@@ -49,6 +49,7 @@ def ground(steps: int = 3000, seconds: float = 3600.0, frontiers: int = 24, batc
         piece=lambda size: torch.empty(max(1, size // MAGNIFICATION), dtype=torch.uint8, device=device.torch_device),
         room=ROOM,
         token_bytes=4_400_000,
+        single_bytes=8_000_000,
         longest=LONGEST,
         steps=steps,
         seconds=seconds,

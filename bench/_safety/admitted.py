@@ -78,7 +78,9 @@ class Admitted:
             return self._batches.queue(draw, (MOST + 1) * fits * 2, draw.choice((0.0, 0.5)))
         if kind == GROUP:
             return grouped(self._batches.queue(draw, int(fits * draw.uniform(0.3, 3.0)), draw.choice((0.0, 0.5))))
-        return [self._batches.request(int(fits * draw.uniform(0.6, 1.4)), draw.choice(SLOTS))]
+        return [
+            self._batches.request(int(room // self._ground.single_bytes * draw.uniform(0.6, 1.4)), draw.choice(SLOTS))
+        ]
 
 
 def _within(step: Step) -> bool:

@@ -20,7 +20,8 @@ GRANULE = 2 << 20
 
 @dataclass(frozen=True)
 class Ground:
-    """``room``: bytes of the widest room beside what stays; ``token_bytes``: what a token takes there, roughly.
+    """``room``: bytes of the widest room beside what stays; ``token_bytes``: what a token takes there, roughly, and
+    ``single_bytes`` one of a single request, whose working set nothing divides.
 
     ``take`` takes driver memory past PyTorch, for good; ``piece`` makes a tensor of so many bytes. Ordinary requests
     have up to ``longest`` tokens.
@@ -35,6 +36,7 @@ class Ground:
     piece: Callable[[int], torch.Tensor]
     room: int
     token_bytes: int
+    single_bytes: int
     longest: int
     steps: int
     seconds: float

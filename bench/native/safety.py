@@ -55,6 +55,7 @@ def ground(device: CudaDevice, probes: tuple[tuple[int, ...], ...]) -> Ground:
         piece=lambda size: torch.empty(max(1, size), dtype=torch.uint8, device=device.torch_device),
         room=ROOM,
         token_bytes=TOKEN_BYTES,
+        single_bytes=TOKEN_BYTES,
         longest=LONGEST,
         steps=300,
         seconds=SECONDS,
