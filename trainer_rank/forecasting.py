@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from trainer_rank.admission.budget import Status, Term
@@ -60,12 +60,18 @@ class Sample:
     @cached_property
     def snapshot(self) -> Snapshot:
         """The allocator's blocks."""
-        return self.look()
+        return _known(self.look())
 
     @property
     def seen(self) -> bool:
         """Whether the blocks were read while they were as they are in the sample."""
         return "snapshot" in self.__dict__
+
+
+@lru_cache(maxsize=16)
+def _known(snapshot: Snapshot) -> Snapshot:
+    """Return the first snapshot that was equal: what was worked out from it is remembered, and is the same again."""
+    return snapshot
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,12 @@ def _headrooms() -> Iterator[int]:
 
 
 def _above(files: _Files, group: str) -> Iterator[int]:
-    root = CONTROL_GROUPS / files.root
-    inner = root / group.lstrip("/")
-    for folder in [inner, *inner.parents]:
-        limit, used = _number(folder / files.limit), _number(folder / files.used)
+    root, names = str(CONTROL_GROUPS / files.root), [name for name in group.split("/") if name]
+    for depth in range(len(names), -1, -1):  # text, as this runs at every decision
+        folder = "/".join([root, *names[:depth]])
+        limit, used = _number(f"{folder}/{files.limit}"), _number(f"{folder}/{files.used}")
         if limit is not None and used is not None:
-            yield limit - used + (_row(folder / "memory.stat", files.cache) or 0)
-        if folder == root:
-            return
+            yield limit - used + (_row(f"{folder}/memory.stat", files.cache) or 0)
 
 
 def _pinned_for_reuse() -> int:
@@ -66,19 +64,19 @@ def _pinned_for_reuse() -> int:
     return int(max(0, held.get("allocated_bytes.current", 0) - held.get("active_bytes.current", 0)))
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path | str) -> list[str]:
     try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
+        return Path(path).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return []
 
 
-def _number(path: Path) -> int | None:
+def _number(path: Path | str) -> int | None:
     """Return the number in a file; None when there is no file, or no limit in it."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdecimal() else None
 
 
-def _row(path: Path, name: str) -> int | None:
-    found = next((line.split() for line in _lines(path) if line.split()[:1] == [name]), [])
+def _row(path: Path | str, name: str) -> int | None:
+    found = next((line.split() for line in _lines(path) if line.startswith(name) and line.split()[0] == name), [])
     return int(found[1]) if len(found) > 1 and found[1].isdecimal() else None

@@ -100,6 +100,7 @@ class Sampler:
 
     def _review(self, pending: Sequence[Unit], oversize: bool, proposal: Proposal) -> Choice:
         budget, sample = self._budget()
+        budget = self._with_host(budget, self._rungs)
         forecaster, (width, ordinal) = self._probes.forecaster(sample), (proposal.units, proposal.ordinal)
         return consider(
             pending, self._rungs, forecaster, budget, width, ordinal, oversize=oversize, prefixes=self._prefixes
@@ -183,6 +184,7 @@ class Sampler:
         figures: bool = True,
     ) -> Choice:
         alone = self._agreement is None  # another rank's room is not known here
+        budget = self._with_host(budget, rungs)
         search = self._probes.forecaster(sample, budget.available if alone and not last else None)
         choice = choose(
             pending,
@@ -214,6 +216,11 @@ class Sampler:
             claims.append(Term("first pass", size, Status.MEASURED, "tapes, and a segment of each pool"))
         device = self._device
         self._sample = sample = Sample(self._samples, memory, device.allocated(), device.reserved(), device.snapshot)
-        host = available_host_memory() if "host-held" in self._policy.ladder else None
-        share = None if host is None else host * self._policy.host_per_million // 1_000_000
-        return Budget(self._samples, memory.free, memory.total, tuple(claims), share), sample
+        return Budget(self._samples, memory.free, memory.total, tuple(claims)), sample
+
+    def _with_host(self, budget: Budget, rungs: Sequence[Rung]) -> Budget:
+        """Return the budget with what these rungs may take of the host; reading that costs as much as a decision."""
+        if not any(rung.retention is Retention.HOST for rung in rungs):
+            return budget
+        host = available_host_memory()
+        return replace(budget, host=None if host is None else host * self._policy.host_per_million // 1_000_000)

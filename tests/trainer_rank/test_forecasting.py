@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from dataclasses import replace
 from functools import cache
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from tests.trainer_rank.tapes.programs import Step, layered, record, rows, used_before
-from trainer_rank.admission.decide import Coverage
+from trainer_rank import forecasting
+from trainer_rank.admission.decide import Coverage, Demand
 from trainer_rank.admission.ladder import Plan, Retention
 from trainer_rank.allocator.rules import LARGE_SEGMENT, MIB
-from trainer_rank.allocator.snapshot import Snapshot
+from trainer_rank.allocator.snapshot import INACTIVE, Snapshot, from_trace
 from trainer_rank.devices.protocol import MemoryInfo
 from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.forecasting import Library, PassKey, PlanForecaster, Recorded, Sample
@@ -26,6 +28,7 @@ from trainer_rank.requests import Request, RequestShape
 from trainer_rank.tapes import fit
 
 GIB = 1024 * MIB
+tapes_forecast = importlib.import_module("trainer_rank.tapes.forecast")
 KEY = PassKey(0, True, False, Retention.DEVICE)
 POLICY = load_policy("forecast")
 
@@ -112,3 +115,42 @@ def test_a_rank_announces_exact_figures_unless_told_that_limits_are_enough(exact
     assert seen["peak_reserved"] <= told["bound_reserved"]
     assert rank.close()["allocated"] is not None
     device.close()
+
+
+def test_equal_blocks_are_forecast_once_and_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that was kept is the one that a forecast without any memory gives, also where little has changed."""
+    asked: list[tuple[Sample, int]] = []
+    draw = random.Random(11)
+    for _ in range(6):
+        snapshot = used_before(draw)
+        emptied = [
+            each._replace(blocks=tuple(block._replace(requested=0, state=INACTIVE) for block in each.blocks))
+            for each in snapshot.segments[:1]
+        ]
+        for each in (snapshot, Snapshot((*emptied, *snapshot.segments[1:]))):
+            asked.extend((sampled(_again(each)), room) for room in (256 * MIB, 320 * MIB))
+    plans = [plan(150, 260), plan(300)]
+    kept = [forecaster(sample, room).demand(each) for sample, room in asked * 2 for each in plans]
+    fresh = []
+    for sample, room in asked * 2:
+        for remembered in (tapes_forecast._forecast, tapes_forecast.start_of, forecasting._known):
+            remembered.cache_clear()
+        fresh.extend(forecaster(sampled(_again(sample.snapshot)), room).demand(each) for each in plans)
+    assert kept == fresh and len({each.required for each in kept}) > 2
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("replayed although these blocks were forecast before")
+
+    sample, room = asked[-1]
+    known = replayed(sample, room)
+    monkeypatch.setattr(tapes_forecast, "_replay", refuse)
+    assert replayed(sampled(_again(sample.snapshot)), room) == known
+
+
+def replayed(sample: Sample, room: int) -> Demand:
+    return PlanForecaster(library(), POLICY, sample, room, figures=True).demand(plan(150, 260))
+
+
+def _again(snapshot: Snapshot) -> Snapshot:
+    """Equal blocks in new objects."""
+    return from_trace(snapshot.to_trace())

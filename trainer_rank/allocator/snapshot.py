@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -69,22 +70,34 @@ def from_trace(value: object, where: str = "before") -> Snapshot:
 
 
 def from_torch(segments: Iterable[Mapping[str, Any]], device: int = 0) -> Snapshot:
-    """Read the value of ``torch.cuda.memory_snapshot()`` for one device; expandable segments are refused."""
+    """Read the value of ``torch.cuda.memory_snapshot()`` for one device; expandable segments are refused.
+
+    A segment that reads as it did before is the one that was made then.
+    """
     found = []
-    for index, segment in enumerate(segments):
+    for segment in segments:
         if segment["device"] != device:
             continue
-        where = f"memory snapshot segment {index}"
+        place = segment["address"], segment["total_size"], segment["segment_type"], segment["stream"]
         if segment.get("is_expandable"):
-            raise TraceError(f"{where} is expandable; the model covers the native allocator's fixed segments only")
-        address = segment["address"]
-        blocks = []
-        for block in segment["blocks"]:
-            blocks.append([address, block["size"], block.get("requested_size", block["size"]), block["state"]])
-            address += block["size"]
-        item = {"a": segment["address"], "t": segment["total_size"], "k": segment["segment_type"]}
-        found.append(_segment(item | {"st": segment["stream"], "b": blocks}, where))
+            raise TraceError(
+                f"memory snapshot segment at {place[0]:#x} is expandable; "
+                "the model covers the native allocator's fixed segments only"
+            )
+        rows = [(each["size"], each.get("requested_size", each["size"]), each["state"]) for each in segment["blocks"]]
+        found.append(_segment_of(place, tuple(rows)))
     return _checked(found, "memory snapshot")
+
+
+@lru_cache(maxsize=8192)
+def _segment_of(place: tuple[int, int, str, int], rows: tuple[tuple[int, int, str], ...]) -> Segment:
+    address, total, pool, stream = place
+    blocks, lowest = [], address
+    for size, requested, state in rows:
+        blocks.append([lowest, size, requested, state])
+        lowest += size
+    item = {"a": address, "t": total, "k": pool, "st": stream, "b": blocks}
+    return _segment(item, f"memory snapshot segment at {address:#x}")
 
 
 def difference(ours: Snapshot, theirs: Snapshot) -> str | None:

@@ -41,6 +41,20 @@ def test_pytorchs_snapshot_is_read_for_one_device() -> None:
     assert from_torch([second, other, first]) == SNAPSHOT
     with pytest.raises(TraceError, match="expandable"):
         from_torch([first | {"is_expandable": True}])
+    with pytest.raises(TraceError, match="segment at 0x1000 holds 2049 B but its blocks sum to 2048 B"):
+        from_torch([first | {"total_size": 2049}])
+
+
+def test_a_segment_that_changed_is_read_anew_and_another_is_not() -> None:
+    def read(state: str) -> Snapshot:
+        blocks = [{"size": 512, "requested_size": 500, "state": "active_allocated"}]
+        last = [{"size": 512, "requested_size": 500, "state": state}]
+        first = {"device": 0, "address": 4096, "total_size": 512, "segment_type": "small", "stream": 0}
+        return from_torch([first | {"blocks": blocks}, first | {"address": 8192, "blocks": last}])
+
+    before, again, after = read("active_allocated"), read("active_allocated"), read("inactive")
+    assert before == again and before.segments[0] is again.segments[0] is after.segments[0]
+    assert after.segments[1] == Segment(8192, 512, "small", 0, (Block(8192, 512, 0, INACTIVE),))
 
 
 def test_the_first_difference_is_described() -> None:
