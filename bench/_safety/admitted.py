@@ -75,7 +75,7 @@ class Admitted:
     def _batch(self, kind: str, room: int) -> list[Request]:
         draw, fits = self._draw, room // self._ground.token_bytes
         if kind == QUEUE:
-            return self._batches.queue(draw, (MOST + 1) * fits * 2, draw.choice((0.0, 0.5)))
+            return self._batches.queue(draw, (MOST + 1) * fits * 3 // 2, draw.choice((0.0, 0.5)))
         if kind == GROUP:
             return grouped(self._batches.queue(draw, int(fits * draw.uniform(0.3, 3.0)), draw.choice((0.0, 0.5))))
         return [
