@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import torch
@@ -39,7 +39,8 @@ COLOURS = ("#4c4c4c", "#8c6bb1", "#2b6ca3", "#4fa3d1", "#9fd0ea", "#d9d9d9", "#f
 class Scene(NamedTuple):
     """Where the step runs. ``meet`` has the backward's library take its memory, ``tear_down`` has it give that back.
 
-    ``narrow`` makes ``elsewhere`` bytes of the card somebody else's, once the ordinary step has shown what it needs.
+    ``narrow`` makes all of the card but so many bytes somebody else's and says how many those are; it is given what the
+    step takes at most, claims and all.
     """
 
     device: Device
@@ -47,7 +48,7 @@ class Scene(NamedTuple):
     lengths: Sequence[int]
     meet: Callable[[], None]
     tear_down: Callable[[], None]
-    narrow: Callable[[], int]
+    narrow: Callable[[int], int]
 
 
 class Watched(VirtualDevice):
@@ -76,7 +77,7 @@ def record() -> Trace:
         LENGTHS,
         meet=lambda: None,
         tear_down=lambda: (device.give_up(PHASE), None)[1],
-        narrow=lambda: 0,
+        narrow=lambda _: 0,
     )
     try:
         return record_step(scene, watch)
@@ -96,11 +97,15 @@ def record_step(scene: Scene, watch: Callable[[Callable[[], None] | None], None]
         for each in stages:
             each(stage)
 
-    rank = TrainerRank(scene.model, replace(load_policy("forecast"), ladder=("whole",)), on_stage=tell)
+    told: list[Mapping[str, Any]] = []
+    policy = replace(load_policy("forecast"), ladder=("whole",))
+    rank = TrainerRank(scene.model, policy, on_stage=tell, on_event=told.append)
     _step(rank, scene, lambda: None)
     scene.tear_down()
-    rank._headroom.claims()  # sees what was given back, before the card is narrowed
-    elsewhere = scene.narrow()
+    claimed = sum(claim.size or 0 for claim in rank._headroom.claims())  # sees what was given back, before it narrows
+    (forecast,) = (each for each in told if each["event"] == "forecast")
+    needed = forecast["bound_reserved"] - device.allocated() + sum(claim["size"] for claim in forecast["claims"])
+    elsewhere = scene.narrow(needed + claimed)
     size = (device.memory_info().free - LEFT_FREE) & -(2 << 20)
     torch.empty(size, dtype=torch.uint8, device=device.torch_device)
     with device.record() as recording:

@@ -16,7 +16,7 @@ from bench.native.batches import ragged
 from bench.native.release import LIBRARY_BYTES, Ground, real
 from trainer_rank.allocator.trace import save_trace
 
-TOKENS, SPARE = 8_192, 400 << 20
+TOKENS, SPARE = 8_192, 128 << 20
 
 
 def scene(ground: Ground, tokens: int = TOKENS) -> tuple[Scene, Callable[[], None]]:
@@ -27,8 +27,8 @@ def scene(ground: Ground, tokens: int = TOKENS) -> tuple[Scene, Callable[[], Non
         held.callback(driver.destroy, driver.handle())
         held.callback(driver.give_back, driver.take(LIBRARY_BYTES, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"))
 
-    def narrow() -> int:
-        room = device.peak_reserved() - device.allocated() + LIBRARY_BYTES + SPARE
+    def narrow(needed: int) -> int:
+        room = needed + SPARE
         device.empty_cache()
         before = device.memory_info().free
         ballast.callback(driver.give_back, driver.take(before - room, "no ballast"))

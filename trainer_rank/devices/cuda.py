@@ -92,11 +92,11 @@ class CudaDevice:
 
     def allocated(self) -> int:
         """Bytes in live blocks."""
-        return torch.cuda.memory_allocated(self._index)
+        return self._bytes("allocated_bytes", "current")
 
     def reserved(self) -> int:
         """Bytes taken from the driver."""
-        return torch.cuda.memory_reserved(self._index)
+        return self._bytes("reserved_bytes", "current")
 
     def peak_allocated(self) -> int:
         """Highest ``allocated()`` since ``reset_peaks()``."""
@@ -226,6 +226,10 @@ class CudaDevice:
 
     def _statistics(self) -> dict[str, Any]:
         return torch.cuda.memory_stats_as_nested_dict(self._index)
+
+    def _bytes(self, kind: str, value: str) -> int:
+        """One figure of the allocator's: ``torch.cuda.memory_reserved`` would sort all hundred first, at every look."""
+        return int(self._statistics()[kind]["all"][value])
 
     def _count(self) -> int:
         """Allocations and frees since the process began, as the allocator counts them; never waits for the device."""
