@@ -1,5 +1,6 @@
 """Evidence from a real card: both verifiers read it, and one changed byte is found by both."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -10,12 +11,14 @@ import pytest
 from flows.cli.main import execute
 
 ROOT = Path(__file__).parent.parent.parent
-BUNDLE = ROOT / "tests" / "data" / "native" / "h200-full-step.bundle"
+BUNDLES = ROOT / "tests" / "data" / "native"
+BUNDLE = BUNDLES / "h200-full-step.bundle"
 KEY = "76365a11c0834bacf066b694aeac020dc09343682756a500fb493b40defaefe0"
+PASSED, PASSED_KEY = BUNDLES / "h200-passed.bundle", "e13ea419d639519830e06fe11fe7c813c4f1b7bfc48c4eeafc0cd1c11ccff917"
 
 
-def standalone(bundle: Path) -> int:
-    command = [sys.executable, str(ROOT / "tools" / "verify_bundle.py"), str(bundle), "--accept", KEY]
+def standalone(bundle: Path, key: str = KEY) -> int:
+    command = [sys.executable, str(ROOT / "tools" / "verify_bundle.py"), str(bundle), "--accept", key]
     return subprocess.run(command, capture_output=True, check=False).returncode
 
 
@@ -25,9 +28,27 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALIFY_TRUST", str(tmp_path / "trust"))
 
 
-def test_both_verifiers_accept_the_bundle() -> None:
-    assert execute(["bundle", "verify", str(BUNDLE), "--accept", KEY]) == 0
-    assert standalone(BUNDLE) == 0
+@pytest.mark.parametrize(("bundle", "key"), [(BUNDLE, KEY), (PASSED, PASSED_KEY)])
+def test_both_verifiers_accept_the_bundle(bundle: Path, key: str) -> None:
+    assert execute(["bundle", "verify", str(bundle), "--accept", key]) == 0
+    assert standalone(bundle, key) == 0
+
+
+def test_the_failed_run_is_rejected_wherever_it_is_taken_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["bundle", "import", str(BUNDLE), "--accept", KEY]) == 0
+    assert execute(["gate", "check"]) == 3
+    assert "rejected" in capsys.readouterr().out
+
+
+def test_the_passed_run_lacks_one_approval_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """As it was when the run ended: whether it is still fresh depends on the day of this test."""
+    assert execute(["bundle", "import", str(PASSED), "--accept", PASSED_KEY]) == 0
+    capsys.readouterr()
+    assert execute(["gate", "explain", "--decision", "8", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["decision"], document["row"]) == ("held", "unapproved")
+    assert document["reasons"] == ["0 of 1 approvals"] and document["differences"] == []
+    assert [line["row"] for line in document["table"] if line["applies"]] == ["unapproved"]
 
 
 def test_nobody_accepts_it_without_its_key() -> None:
