@@ -39,3 +39,8 @@ def test_every_arm_runs_and_none_probes(ground: release.Ground, tmp_path: Path) 
     text = release.report(recording)
     assert "| `forecast` | 2 of 2 | 2 |" in text
     assert "| `none` | 0 of 2 | 0 | - |" in text
+
+
+def test_the_page_follows_from_the_recording() -> None:
+    text = release.PAGE.read_text()
+    assert text == release.page(text), "run `python -m bench.native.release --page` and commit docs/headroom.md"
