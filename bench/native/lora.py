@@ -57,6 +57,17 @@ def unpadded_dense(given: Adapters, rows: torch.Tensor, base: torch.Tensor) -> t
     return base + (low * given.settings.scale) @ given.up["map"]
 
 
+def dense_with_one_side_padded(side: str, given: Adapters, rows: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The dense adapter with the product of ``down`` or of ``up`` alone padded to eight ranks."""
+    missing = -given.settings.rank % 8
+    down, up = given.down["map"], given.up["map"] * given.settings.scale
+    if side == "down":
+        low = functional.linear(rows, functional.pad(down, (0, 0, 0, missing)))
+        return base + low[:, : given.settings.rank] @ up
+    low = functional.pad(functional.linear(rows, down), (0, missing))
+    return base + low @ functional.pad(up, (0, 0, 0, missing))
+
+
 def forward_and_backward(
     work: Callable[[], torch.Tensor], rows: torch.Tensor, gradient: torch.Tensor, given: Adapters
 ) -> float:
@@ -93,6 +104,8 @@ def products() -> list[dict[str, Any]]:
             given = adapters(rank, inputs, outputs)
             works["as shipped", rank] = given, partial(given.add, "map", rows, base)
             works["not padded", rank] = given, partial(unpadded_dense, given, rows, base)
+            for side in ("down", "up") if rank % 8 else ():
+                works[f"{side} padded", rank] = given, partial(dense_with_one_side_padded, side, given, rows, base)
         found += _interleaved(name, rows, base, works)
     return found
 

@@ -126,22 +126,30 @@ def forecast(one: Recorded, tape: Tape) -> Forecast:
 
 def section(found: Sequence[Recorded]) -> str:
     """Every recorded step with its forecast from tapes that have not seen it."""
-    rows = [_row(one, *tape_for(one, found)) for one in found]
+    rows = [_row(one, *tape_for(one, found)) for one in sorted(found, key=_by_kind)]
+    full = sum(one.trace.before.reserved == one.trace.peak_reserved for one in found)
     return "\n\n".join(
         [
             "## Forecasts of whole plans",
             "Steps recorded with adapters, head and optimizer, each forecast by tapes of single passes that have not "
-            "seen it: plans of several subforwards whose graphs wait together (`+`), graphs held in host memory, and "
-            "layer counts beyond the recorded ones. Shipped tapes are of 8 layers.",
+            "seen it: plans of several subforwards (`+`), graphs held in host memory, and layer counts beyond the "
+            f"recorded ones, as far as they were recorded. Shipped tapes are of 8 layers. {full} of these {len(found)} "
+            "steps began with a cache that already held all that they reserved at their peak: there a reserved peak "
+            "without error says that none was forecast to grow, not how exact growth is. The bound is given as how far "
+            "it lies above what was observed, allocated and reserved.",
             table(
                 [
                     "layers", "subforwards", "graphs kept", "tape", "peak allocated", "error", "peak reserved", "error",
-                    "bound",
+                    "bound", "",
                 ],
                 rows,
             ),
         ]
     )  # fmt: skip
+
+
+def _by_kind(one: Recorded) -> tuple[int, str, int, str]:
+    return one.layers, one.retention.value, len(one.plan.subforwards), one.shape
 
 
 def _row(one: Recorded, tape: Tape, source: str) -> list[object]:
@@ -150,13 +158,14 @@ def _row(one: Recorded, tape: Tape, source: str) -> list[object]:
     head = [one.layers, one.shape.replace("+", " + "), one.retention.value, source]
     if made.expected is None or made.bound is None:
         why = made.uncovered[0] if made.uncovered else "unknown"
-        return [*head, f"{trace.peak_allocated:,} B", "unknown", f"{trace.peak_reserved:,} B", "unknown", why]
-    holds = trace.peak_allocated <= made.bound.allocated and trace.peak_reserved <= made.bound.reserved
+        return [*head, f"{trace.peak_allocated:,} B", "-", f"{trace.peak_reserved:,} B", "-", why, "unknown"]
+    above = made.bound.allocated - trace.peak_allocated, made.bound.reserved - trace.peak_reserved
     return [
         *head,
         f"{trace.peak_allocated:,} B",
         f"{100 * (made.expected.allocated / trace.peak_allocated - 1):+.4f} %",
         f"{trace.peak_reserved:,} B",
         f"{100 * (made.expected.reserved / trace.peak_reserved - 1):+.4f} %",
-        "holds" if holds else "broken",
+        " / ".join(f"{each / (1 << 20):+,.1f} MiB" for each in above),
+        "holds" if min(above) >= 0 else "broken",
     ]

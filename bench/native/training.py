@@ -57,6 +57,7 @@ def sizes(recording: dict[str, Any]) -> str:
             "row in a process of its own. With empty kernel caches both variants ran side by side on one card, so "
             "their steady steps are slower than alone; with kept caches one after the other. No step was begun later "
             f"than {recording['limit_s']:.0f} s after the first. A step of more than {_SLOW_S:.0f} s built or tuned.",
+            *(_sizes_compared(state, runs) for state, runs in recording["runs"].items()),
             table(
                 [
                     "kernel caches", "packed sizes", "steps done", "all of them", "first step",
@@ -66,6 +67,20 @@ def sizes(recording: dict[str, Any]) -> str:
             ),
         ]
     )  # fmt: skip
+
+
+def _sizes_compared(state: str, runs: dict[str, dict[str, Any]]) -> str:
+    """What the grid brought, in one sentence."""
+    grid, other = (run["seconds"] for run in runs.values())
+    if not grid or not other:
+        return f"With {state} nothing can be compared."
+    slow = [sum(each for each in seconds if each > _SLOW_S) for seconds in (grid, other)]
+    quick = [[each for each in seconds if each <= _SLOW_S] for seconds in (grid, other)]
+    text = f"With {state} slow steps took {slow[0]:.1f} s with the grid against {slow[1]:.1f} s"
+    if not all(quick):
+        return f"{text}; no run came to a steady step."
+    medians = [statistics.median(each) for each in quick]
+    return f"{text}, steady steps {100 * (medians[0] / medians[1] - 1):+.1f} % in the median."
 
 
 def _sizes_row(run: dict[str, Any]) -> list[object]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.native import grid, learning, lora, pairs, plans, steps, tapes
+from bench.native import grid, learning, lora, pairs, plans, steps, tapes, training
 from bench.native.plans import Recorded, plan_of
 from qualification.statistics import interleaved
 from trainer_rank.admission.ladder import Retention
@@ -86,6 +87,32 @@ def test_the_step_by_hand_does_the_same_as_ours(model: ReferenceModel) -> None:
         assert torch.equal(parameter.cpu(), model.adapter_parameters(slots[1])[name].cpu()), name
 
 
+def test_pairs_are_recorded_to_the_end_of_a_model_that_two_close(
+    model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def built(_device: object, _layers: int) -> Iterator[ReferenceModel]:
+        yield model
+        model.close()
+
+    def timed(work: Callable[[], object]) -> float:
+        work()
+        return 0.5
+
+    for name, stand_in in (
+        ("built", built),
+        ("timed", timed),
+        ("TOKENS", 300),
+        ("PROBES", ((64, 64), (90, 30, 41), (128,))),
+    ):
+        monkeypatch.setattr(pairs, name, stand_in)
+    found = pairs.pairs(model.device, 4)
+    assert found["nanoseconds"] == [500_000_000] * len(pairs.ORDER)
+    assert found["tokens"] == 300
+    assert found["forecasts"] == len(pairs.ORDER) // 2 + 2
+    assert "1.0000 | 1.0000 to 1.0000" in training.overhead({"card": "a card", "torch": "2", "runs": [found]})
+
+
 def test_repeats_are_compared_by_output_and_gradient(model: ReferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "LENGTHS", [20, 30])
     learning.wake(model)
@@ -122,6 +149,9 @@ def test_the_other_formulas_of_the_adapters_compute_the_same(monkeypatch: pytest
         torch.testing.assert_close(
             lora.unpadded_dense(dense, rows, base), dense.add("map", rows, base), rtol=0.02, atol=1
         )
+        for side in ("down", "up"):
+            one_side = lora.dense_with_one_side_padded(side, dense, rows, base)
+            torch.testing.assert_close(one_side, dense.add("map", rows, base), rtol=0.02, atol=1)
 
 
 def _on_host(function):  # noqa: ANN001, ANN202

@@ -100,4 +100,4 @@ class ModelRuntime(Protocol):
         """
 
     def close(self) -> None:
-        """Drop every tensor the model owns."""
+        """Drop every tensor the model owns; closing it again does nothing."""

@@ -1,13 +1,16 @@
 """The hooks, on plain-torch modules with Megatron's names and calling convention (its own need a CUDA device)."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trainer_rank.devices.virtual import VirtualDevice
 from trainer_rank.errors import InvalidInputError
 from trainer_rank.models.adapters import AdapterSettings
+from trainer_rank.models.megatron import QWEN_36_35B_A3B, runtime
 from trainer_rank.models.megatron.slots import AdapterSlots
 
 HIDDEN, EXPERTS = 16, 3
@@ -141,3 +144,20 @@ def test_unknown_and_repeated_slots_are_refused() -> None:
         slots.parameters_of("critic")
     with pytest.raises(InvalidInputError, match="each once"):
         AdapterSlots(block, ["policy", "policy"], AdapterSettings(1, 1.0), 0, print)
+
+
+def test_a_model_may_be_closed_twice_and_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever built a model closes it, and the rank that trained it did already."""
+    monkeypatch.setattr(runtime.megatron, "require_megatron", lambda: None)
+    monkeypatch.setattr(runtime.megatron, "initialise_parallel", lambda _topology, _seed: None)
+    monkeypatch.setattr(runtime.megatron, "Base", lambda *_: SimpleNamespace(block=Block()))
+    device = VirtualDevice("h200")
+    model = runtime.MegatronRuntime(QWEN_36_35B_A3B.with_layers(4), device, ["policy"])
+    assert model.adapter_parameters("policy")
+    before = device.allocated()
+    model.close()
+    assert device.allocated() < before
+    model.close()
+    with pytest.raises(RuntimeError, match="this Megatron model is closed"):
+        model.adapter_parameters("policy")
+    device.close()

@@ -69,7 +69,7 @@ class MegatronRuntime:
             self._adapters: AdapterSlots | None = AdapterSlots(
                 self._base.block, slots, AdapterSettings(rank, alpha), seed, device.mark
             )
-            self._switch = torch.zeros((), device=device.torch_device, requires_grad=True)
+            self._switch: torch.Tensor | None = torch.zeros((), device=device.torch_device, requires_grad=True)
         self.slots = tuple(slots)
 
     @property
@@ -121,9 +121,8 @@ class MegatronRuntime:
             )
 
     def close(self) -> None:
-        """Drop every tensor the model owns."""
-        self._base = self._adapters = None
-        del self._switch
+        """Drop every tensor the model owns; closing it again does nothing."""
+        self._base = self._adapters = self._switch = None
 
     def _live(self) -> tuple[megatron.Base, AdapterSlots]:
         if self._base is None or self._adapters is None:

@@ -117,10 +117,11 @@ class ReferenceModel:
             return _collected(PackedOutputs(result, states if hidden else None, largest), share)
 
     def close(self) -> None:
-        """Drop every tensor the model owns; it cannot be used afterwards."""
+        """Drop every tensor the model owns; it cannot be used afterwards, and closing it again does nothing."""
         self._adapters.clear()
         self._layers.clear()
-        del self._embedding, self._norm, self._head
+        for name in ("_embedding", "_norm", "_head"):
+            self.__dict__.pop(name, None)
 
     def _share(self, batch: PackedBatch) -> Share | None:
         if self._group is None:
