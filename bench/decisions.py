@@ -2,7 +2,8 @@
 
 A decision is everything between requests and a chosen plan, once memory was sampled: slot groups, features, paths,
 sizes, limits or replays, budget. Every batch is ragged and new, its sizes were never asked before, and every sample of
-the allocator is a new one. Tapes are loaded. Times are processor time of this process, in milliseconds.
+the allocator is a new one, except where it says that they are not. Tapes are loaded. Times are processor time of this
+process, in milliseconds.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def main() -> None:
         _row(f"{layers} layers, clearly too much: not replayed", bench.times(STEPS, lambda _: MIB))
         _row(f"{layers} layers, clearly fits: replayed for its figures", bench.times(HARD_STEPS, None))
         _row(f"{layers} layers, near the limit: replayed to decide", bench.times(HARD_STEPS, bench.near))
+        _row(f"{layers} layers, asked before on equal blocks: from memory", bench.again(STEPS))
     _growth(start)
 
 
@@ -95,6 +97,11 @@ class _Bench:
             taken = _once(partial(self.decide, batch, room, figures=available is None))
             found += [taken] if step >= WARM else []
         return found
+
+    def again(self, steps: int) -> list[float]:
+        """Decide so often on one batch, for its figures, each time from a new sample of equal blocks."""
+        batch = self.batch()
+        return [_once(partial(self.decide, batch, 10 * CARD, figures=True)) for _ in range(WARM + steps)][WARM:]
 
     def batch(self, tokens: int | None = None, requests: int | None = None) -> list[RequestShape]:
         """Return requests of random lengths; by default as many and as long as the tapes' probes had."""
