@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 _ALIGNED_RANK = 8
-"""A product with fewer inner columns than this is padded to it: cuBLAS has slow kernels alone for unaligned rows."""
+"""A dense product with fewer inner columns than this is padded to it: cuBLAS has slow kernels alone for unaligned rows.
+
+On an H200 that pays for the widest product and costs more than it saves for narrow ones (docs/native.md, adapters by
+rank). What is padded is part of every recorded tape.
+"""
 
 
 @dataclass(frozen=True)
