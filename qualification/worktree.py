@@ -1,7 +1,7 @@
 """A fresh working tree of exactly one commit, outside every checkout, and its retirement.
 
 The commit is fetched into a bare repository of our own, so that no hook, filter or setting of the subject's repository
-takes part. Submodules are never followed.
+takes part, and no attribute of its own changes a byte on the way to the working tree. Submodules are never followed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from qualification.errors import ConfigurationError
 from qualification.git import git, require_commit, require_repository
 from qualification.home import home
 from qualification.records import Subject
-from qualification.subject import is_dirty, subject_of_commit
+from qualification.subject import PACKAGE, committed_files, is_dirty, subject_of_commit, working_files
 
-_ONE_COMMIT = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--")
+_UNCHANGED = "* -text !eol !ident !filter !working-tree-encoding\n"
+"""What git does to files that it checks out: nothing. In ``info/attributes``, which no .gitattributes overrules."""
 
 
 def fetch_head(address: str, head: str, reference: str | None = None) -> tuple[Path, Subject]:
@@ -44,9 +45,11 @@ def fetch_head(address: str, head: str, reference: str | None = None) -> tuple[P
 
 
 def create_worktree(store: Path, head: str, folder: Path) -> None:
-    """Check ``head`` out into ``folder``, which must not exist yet."""
+    """Check ``head`` out into ``folder``, which must not exist yet, and read back that its package is as committed."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     git(store, "worktree", "add", "--detach", "--quiet", str(folder), require_commit(head))
+    if working_files(folder) != committed_files(store, head):
+        raise ConfigurationError(f"{PACKAGE} of {head} came out of git in {folder} other than it is committed")
 
 
 def retire_worktree(store: Path, folder: Path) -> bool:
@@ -61,6 +64,10 @@ def _store(source: str) -> Path:
     if not (store / "HEAD").exists():
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         git(store, "init", "--quiet", "--bare", "--template=")
+    attributes = store / "info" / "attributes"
+    if not attributes.exists():
+        attributes.parent.mkdir(exist_ok=True)
+        attributes.write_text(_UNCHANGED)
     return store
 
 

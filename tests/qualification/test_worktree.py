@@ -58,6 +58,26 @@ def test_hooks_and_filters_of_the_repository_do_not_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def test_attributes_of_a_head_change_no_byte_of_what_is_executed(tmp_path: Path) -> None:
+    repository = tmp_path / "library"
+    rules = "trainer_rank/a.py ident\ntrainer_rank/b.py text eol=crlf\n"
+    files = {f"trainer_rank/{name}.py": f"# $Id: {name} $\n" for name in "ab"}
+    head = make_repository(repository, {".gitattributes": rules, **files})
+    store, subject = fetch_head(str(repository), head)
+    folder = tmp_path / "worktree"
+    create_worktree(store, head, folder)
+    assert working_files(folder) == subject.files
+
+
+def test_a_package_that_git_changes_on_the_way_out_is_refused(tmp_path: Path) -> None:
+    repository = tmp_path / "library"
+    head = make_repository(repository, {"trainer_rank/a.py": "# $Id: a $\n"})
+    store, _ = fetch_head(str(repository), head)
+    (store / "info/attributes").write_text("* ident\n")
+    with pytest.raises(ConfigurationError, match="other than it is committed"):
+        create_worktree(store, head, tmp_path / "worktree")
+
+
 def test_a_dirty_repository_is_refused_with_a_head(tmp_path: Path) -> None:
     repository = tmp_path / "library"
     head = make_repository(repository)
