@@ -1,8 +1,8 @@
 """POSIX shared memory that a run's processes had open: killed processes leave theirs behind, and nobody else knows
 them.
 
-A segment is the run's own when one of its processes had it open and it was made after the run began. Segments of others
-are never touched, nor are those that anybody still has open.
+A segment is the run's own when one of its processes had it open or mapped and it was made after the run began. Segments
+of others are never touched, nor are those that anybody still has open or mapped.
 """
 
 from __future__ import annotations
@@ -46,17 +46,31 @@ def open_segments(pids: Iterable[int]) -> set[Segment]:
     return found
 
 
+def mapped_segments(pids: Iterable[int]) -> set[Segment]:
+    """Return the segments that these processes have mapped, by name; many close the file once it is mapped."""
+    found: set[Segment] = set()
+    for pid in pids:
+        with suppress(OSError):  # the process ended, or is not ours to look into
+            for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
+                _, _, name = line.partition(f" {FOLDER}/")
+                if name:
+                    mapped = _segment(path := f"{FOLDER}/{name}", path)
+                    found |= {segment for segment in mapped if line.split(None, 5)[4] == str(segment.inode)}
+    return found
+
+
 def remaining(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Return which of the segments are still there."""
     return tuple(segment for segment in segments if _is_there(segment))
 
 
 def remove(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Remove the segments that nobody has open any more, and return those that are gone by this."""
+    """Remove the segments that nobody has open or mapped any more, and return those that are gone by this."""
     there = remaining(segments)
     if not there:
         return ()
-    used = open_segments(entry.pid for entry in all_entries())
+    pids = [entry.pid for entry in all_entries()]
+    used = open_segments(pids) | mapped_segments(pids)
     gone = []
     for segment in there:
         if segment not in used:

@@ -28,7 +28,7 @@ from qualification.execution.environment import lock_files
 from qualification.execution.files import write_durably
 from qualification.execution.identity import Entry, myself, record
 from qualification.execution.probes.trainer import CLOSED, CLOSING
-from qualification.execution.segments import Segment, open_segments, present, remaining, remove
+from qualification.execution.segments import Segment, mapped_segments, open_segments, present, remaining, remove
 from qualification.execution.streams import EVENTS_VARIABLE, open_streams
 from qualification.execution.supervision import (
     CENSUS_FILE,
@@ -307,7 +307,10 @@ class Supervisor:
 
     def _take_census(self) -> None:
         entries = self.look()
-        self.segments |= open_segments(entry.pid for entry in entries) - self.earlier_segments
+        pids = [entry.pid for entry in entries]
+        self.segments |= open_segments(pids) - self.earlier_segments
+        if new := present() - self.earlier_segments - self.segments:  # perhaps mapped: costs more to see
+            self.segments |= mapped_segments(pids) & new
         self._write_census(tuple(record(entry) for entry in entries))
 
     def _write_census(self, processes: tuple[Process, ...]) -> None:

@@ -1,3 +1,4 @@
+import mmap
 import os
 import secrets
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qualification.execution.receipt import Footprint, take_receipt
-from qualification.execution.segments import FOLDER, open_segments, remaining, remove
+from qualification.execution.segments import FOLDER, mapped_segments, open_segments, remaining, remove
 from qualification.execution.supervision import Ending
 from qualification.records import ReceiptStatus
 from tests.qualification.execution.supervising import run_python
@@ -34,6 +35,22 @@ time.sleep(60)
     assert probe.values["removed"] == (str(FOLDER / name),)
 
 
+def test_a_segment_that_is_mapped_and_closed_is_removed_and_named(tmp_path: Path, name: str) -> None:
+    source = f"""
+import ctypes, os, time
+file = os.open("/dev/shm/{name}", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 4096)
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+assert library.mmap(None, 4096, 3, 1, file, 0) != ctypes.c_void_p(-1).value
+os.close(file)
+time.sleep(60)
+"""
+    outcome = run_python(tmp_path, source, wall_seconds=2)
+    assert [segment.path for segment in outcome.segments] == [str(FOLDER / name)]
+    assert not (FOLDER / name).exists()
+
+
 def test_a_segment_that_was_there_before_or_is_still_open_elsewhere_stays(tmp_path: Path, name: str) -> None:
     segment = FOLDER / name
     segment.touch()
@@ -47,6 +64,11 @@ def test_a_segment_that_was_there_before_or_is_still_open_elsewhere_stays(tmp_pa
             (found,) = [one for one in mine if one.path == str(segment)]
             assert remove([found]) == ()
             assert remaining([found]) == (found,)
+        with segment.open("r+b") as file, mmap.mmap(file.fileno(), 1) as view:
+            file.close()
+            assert view.size() == 1
+            assert mapped_segments([os.getpid()]) >= {found}
+            assert remove([found]) == ()
         assert remove([found]) == (found,)
         assert remaining([found]) == ()
     finally:
