@@ -90,7 +90,10 @@ class Keeper:
         """Watch the container until it has ended or is to end."""
         stop_at: float | None = None
         while True:
-            item = self.look()
+            try:
+                item = self.look()
+            except docker.errors.NotFound:
+                return ENGINE_LOST
             if item is not None and (state := state_of(item)).exit_code is not None:
                 return 137 if state.oom_killed else state.exit_code or 0
             if self.stop.is_set():
@@ -101,10 +104,15 @@ class Keeper:
             time.sleep(POLL_SECONDS)
 
     def look(self) -> dict[str, Any] | None:
-        """Return the engine's view of the container now, None while it is silent; notes every change of state."""
+        """Return the engine's view of the container now, None while it is silent; notes every change of state.
+
+        Raises NotFound when the engine knows it no more.
+        """
         assert self.state is not None
         try:
             item: dict[str, Any] = self.client.api.inspect_container(self.state.id)
+        except docker.errors.NotFound:
+            raise
         except UNREACHABLE:
             return None
         state = state_of(item)
@@ -131,6 +139,9 @@ class Keeper:
         assert self.state is not None
         try:
             remove(self.client, self.client.api.inspect_container(self.state.id))
+        except docker.errors.NotFound:
+            sys.stderr.write("docker: the container is gone: somebody else removed it\n")
+            return code
         except UNREACHABLE as error:
             sys.stderr.write(f"docker: the container was not removed: {error}\n")
             return ENGINE_LOST

@@ -189,6 +189,21 @@ def test_a_renamed_container_whose_keeper_was_killed_is_found_by_label(engine: E
     assert len(probe.values["removed"]) == 1
 
 
+def test_a_container_that_somebody_removes_ends_its_run_at_once(engine: Engine, tmp_path: Path) -> None:
+    def remove() -> None:
+        engine.docker("rm", "--force", engine.wait_for_container())
+
+    made = attempt(engine, tmp_path)
+    helper = meanwhile(remove)
+    outcome = made.execute(["sleep", "60"], "command", limits=LIMITS)
+    helper.join()
+    receipt, _ = containers(made)
+    assert outcome.ending in (Ending.EXITED, Ending.PROVIDER_FAILED)
+    assert outcome.exit_code not in (0, None)
+    assert receipt.status is ReceiptStatus.CLEAN
+    assert "somebody else removed it" in (tmp_path / "command/rank-0.stderr.log").read_text()
+
+
 def test_a_restarted_engine_gives_a_truthful_end(engine: Engine, tmp_path: Path) -> None:
     def restart() -> None:
         engine.wait_for_container()
