@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,5 +25,8 @@ def _rank(rank: int, folder: Path, ranks: int, function: Callable[..., Any], arg
     torch.set_num_threads(1)
     store = (folder / "store").as_uri()
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    (folder / f"{rank}.joined").touch()
+    while len(list(folder.glob("*.joined"))) < ranks:  # one that is done at once would leave while others still join
+        time.sleep(0.01)
     torch.save(function(*arguments), folder / str(rank))
     os._exit(0)  # a group whose rank has failed cannot be taken down together
