@@ -6,7 +6,7 @@ all forwards in order, then what the caller does, then the backwards, the last s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -120,19 +120,16 @@ class PlanForecaster:
 
     def cost_ns(self, plan: Plan) -> int | None:
         """Forecast the time of a plan from the probes' times; None where one of its passes was not probed."""
-        total = 0
-        for subforward in plan.subforwards:
-            recorded = self._library.recorded.get(self._library.key(subforward, plan.retention))
-            if recorded is None:
-                return None
-            total += recorded.fixed_ns + recorded.token_ns * subforward.packed_tokens
-        return total
+        recorded = self._recorded(plan)
+        if recorded is None:
+            return None
+        pairs = zip(recorded, plan.subforwards, strict=True)
+        return sum(each.fixed_ns + each.token_ns * subforward.packed_tokens for each, subforward in pairs)
 
     def least(self, plan: Plan) -> int | None:
         """Return what is live at the plan's peak, beyond what is reserved; None where a pass was not probed."""
-        if any(self._library.key(each, plan.retention) not in self._library.recorded for each in plan.subforwards):
-            return None
-        limits = find_limits(self._passes(plan))
+        recorded = self._recorded(plan)
+        limits = None if recorded is None else find_limits(self._passes(plan, recorded))
         return None if limits is None else self._taken(limits, beyond=False)
 
     def _taken(self, limits: Limits, beyond: bool) -> int:
@@ -143,17 +140,17 @@ class PlanForecaster:
 
     def demand(self, plan: Plan) -> Demand:
         """Forecast a plan's memory: by its limits where they decide, else by replaying its tapes from the sample."""
-        host = 0
-        for number, subforward in enumerate(plan.subforwards):
-            key = self._library.key(subforward, plan.retention)
-            recorded = self._library.recorded.get(key)
-            if recorded is None:
-                return self._unknown(f"subforward {number}: no probe of {key}")
-            host += recorded.host_per_token * subforward.packed_tokens
+        recorded = self._recorded(plan)
+        if recorded is None:
+            keys = enumerate(self._library.key(each, plan.retention) for each in plan.subforwards)
+            number, key = next((number, key) for number, key in keys if key not in self._library.recorded)
+            return self._unknown(f"subforward {number}: no probe of {key}")
+        pairs = zip(recorded, plan.subforwards, strict=True)
+        host = sum(each.host_per_token * subforward.packed_tokens for each, subforward in pairs)
         order = turns(plan)
         callers = ((place, plan.subforwards[each.number]) for place, each in enumerate(order) if each.phase == CALLER)
         held = {place: size for place, subforward in callers if (size := self._caller(subforward))}
-        passes = self._passes(plan)
+        passes = self._passes(plan, recorded)
         room = self._room
         limits = None if room is None else find_limits(passes, held.values(), PHASES)
         if limits is not None and not self._figures and (spared := self._spared(limits, host)) is not None:
@@ -174,23 +171,25 @@ class PlanForecaster:
         ``same`` says whether a forecast size is that allocation's own. None where no tape covers the plan or the stage.
         Where the sample's blocks were never read, what is reserved there is not known.
         """
-        keys = [self._library.key(each, plan.retention) for each in plan.subforwards]
-        if any(key not in self._library.recorded for key in keys):
+        recorded = self._recorded(plan)
+        if recorded is None:
             return None
         sample = self.sample
         blocks = sample.snapshot if sample.seen else Snapshot()
-        found = locate(self._passes(plan), turns(plan), blocks, turns_of(plan, stage), position, same)
+        found = locate(self._passes(plan, recorded), turns(plan), blocks, turns_of(plan, stage), position, same)
         if found is None or sample.seen:
             return found
         return replace(found, allocated=sample.allocated + found.allocated, reserved=None)
 
-    def _passes(self, plan: Plan) -> list[PlannedPass]:
-        return [
-            PlannedPass(
-                self._library.recorded[self._library.key(each, plan.retention)].tape, self._library.features(each)
-            )
-            for each in plan.subforwards
-        ]
+    def _recorded(self, plan: Plan) -> list[Recorded] | None:
+        """Return what was recorded of each subforward's kind of pass; None where one was not probed."""
+        found = [self._library.recorded.get(self._library.key(each, plan.retention)) for each in plan.subforwards]
+        known = [each for each in found if each is not None]
+        return known if len(known) == len(found) else None
+
+    def _passes(self, plan: Plan, recorded: Sequence[Recorded]) -> list[PlannedPass]:
+        pairs = zip(recorded, plan.subforwards, strict=True)
+        return [PlannedPass(each.tape, self._library.features(subforward)) for each, subforward in pairs]
 
     def _unknown(self, *uncovered: str) -> Demand:
         return Demand(self.sample.ordinal, Coverage.UNKNOWN, *(None,) * 6, uncovered=uncovered)

@@ -7,7 +7,7 @@ reaches the tensors: on CUDA devices in place, elsewhere through the host, where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,13 +101,16 @@ class Share(Rows):
 
     def to_heads(self, rows: torch.Tensor) -> torch.Tensor:
         """Exchange this rank's rows of all heads, (n, heads, D), for all rows of its heads, (N, heads / ranks, D)."""
-        result: torch.Tensor = _RowsForHeads.apply(rows, self)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Exchange.apply(rows, self, _to_heads, _to_rows)  # type: ignore[no-untyped-call]
         return result
 
     def to_rows(self, heads: torch.Tensor) -> torch.Tensor:
         """Exchange all rows of this rank's heads for its own rows of all heads; the inverse of :meth:`to_heads`."""
-        result: torch.Tensor = _HeadsForRows.apply(heads, self)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Exchange.apply(heads, self, _to_rows, _to_heads)  # type: ignore[no-untyped-call]
         return result
+
+
+_Way = Callable[[torch.Tensor, Share], torch.Tensor]
 
 
 def share_of(layout: Layout, group: distributed.ProcessGroup, device: torch.device) -> Share:
@@ -131,22 +134,25 @@ def by_rank(heads: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
     return torch.cat([each.reshape(rows, ranks, -1, dimension) for each in heads], 2).flatten(1, 2)
 
 
-@torch.no_grad()
 def sum_over_ranks(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
     """Replace each tensor by its sum over the ranks, the same bits on each of them."""
-    for tensor in tensors:
-        here = _reachable(tensor)
-        _finish(distributed.all_reduce(here, group=group, async_op=True), here, group)
-        if here is not tensor:
-            tensor.copy_(here)
+    _in_place(tensors, group, lambda here: distributed.all_reduce(here, group=group, async_op=True))
+
+
+def take_over_first(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
+    """Replace each tensor by that of the group's first rank."""
+    _in_place(tensors, group, lambda here: distributed.broadcast(here, group=group, group_src=0, async_op=True))
 
 
 @torch.no_grad()
-def take_over_first(tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
-    """Replace each tensor by that of the group's first rank."""
+def _in_place(
+    tensors: Sequence[torch.Tensor],
+    group: distributed.ProcessGroup,
+    begin: Callable[[torch.Tensor], distributed.Work | None],
+) -> None:
     for tensor in tensors:
         here = _reachable(tensor)
-        _finish(distributed.broadcast(here, group=group, group_src=0, async_op=True), here, group)
+        _finish(begin(here), here, group)
         if here is not tensor:
             tensor.copy_(here)
 
@@ -193,30 +199,17 @@ def _to_rows(heads: torch.Tensor, share: Share) -> torch.Tensor:
     return _exchanged(parts, share.group).transpose(0, 1).flatten(1, 2)
 
 
-class _RowsForHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     """An exchange only moves values, so its backward is the exchange back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
-        ctx.share = share
-        return _to_heads(rows, share)
+    def forward(ctx: Any, values: torch.Tensor, share: Share, there: _Way, back: _Way) -> torch.Tensor:  # noqa: ANN401
+        ctx.share, ctx.back = share, back
+        return there(values, share)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        return _to_rows(gradient, ctx.share), None
-
-
-class _HeadsForRows(torch.autograd.Function):
-    """The inverse of the one above."""
-
-    @staticmethod
-    def forward(ctx: Any, heads: torch.Tensor, share: Share) -> torch.Tensor:  # noqa: ANN401
-        ctx.share = share
-        return _to_rows(heads, share)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        return _to_heads(gradient, ctx.share), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
+        return ctx.back(gradient, ctx.share), None, None, None
 
 
 class _GatherRows(torch.autograd.Function):

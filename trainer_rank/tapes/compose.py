@@ -74,6 +74,10 @@ class Score:
     sources: tuple[Sequence[int], ...]
     streams: int
 
+    def span(self, turn: int) -> range:
+        """Return the operations that a turn runs."""
+        return range(self.starts[turn], self.starts[turn] + len(self.sources[turn]))
+
     def place(self, operation: int) -> tuple[int, int]:
         """Return the pass of an operation, and which one of its path it is."""
         turn = bisect_right(self.starts, operation) - 1

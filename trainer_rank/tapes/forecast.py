@@ -321,14 +321,14 @@ def _replay(
 ) -> _Replayed:
     score, allocator, sizes, handles, streams = prepared(passes, turns, start, otherwise=otherwise)
     high, top, peak, done = allocator.allocated, allocator.reserved, -1, []
-    ends = [*score.starts[1:], len(score.operations)]
-    for index, (turn, first, end) in enumerate(zip(turns, score.starts, ends, strict=True)):
-        operations = islice(score.operations, first, end)
+    for index, turn in enumerate(turns):
+        span = score.span(index)
+        operations = islice(score.operations, span.start, span.stop)
         peaks = simulate(allocator, _latest(operations) if otherwise else operations, sizes, handles, streams)
         if held.get(index):
             allocator.malloc(held[index])
         if peaks.allocated.size > high:
-            high, peak = peaks.allocated.size, first + peaks.allocated.operation
+            high, peak = peaks.allocated.size, span.start + peaks.allocated.operation
         high = max(high, allocator.allocated)
         top = max(top, peaks.reserved.size, allocator.reserved)
         done.append(TurnPeaks(turn, peaks.allocated.size, peaks.reserved.size, allocator.allocated))

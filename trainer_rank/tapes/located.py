@@ -83,8 +83,7 @@ def locate(
 
 def _births(score: Score, within: Sequence[int]) -> list[int]:
     """Return the operations of these turns that allocate."""
-    ends = [*score.starts[1:], len(score.operations)]
-    indices = (index for turn in within for index in range(score.starts[turn], ends[turn]))
+    indices = (index for turn in within for index in score.span(turn))
     return [index for index in indices if score.operations[index][0] is Action.ALLOCATE]
 
 
