@@ -23,6 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 
 from trainer_rank.errors import CheckpointError
+from trainer_rank.folders import sync_folder
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -55,7 +56,7 @@ def save(path: Path, group: Group) -> str:
     try:
         digest = _write(draft, group)
         draft.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be written: {error.strerror}; nothing was kept") from error
     finally:
@@ -91,7 +92,7 @@ def _write(draft: Path, group: Group) -> str:
     manifest = {"format": FORMAT, "files": files, "metadata": dict(group.metadata)}
     content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     _write_file(draft / _MANIFEST, content)
-    _sync_folder(draft)
+    sync_folder(draft)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -100,14 +101,6 @@ def _write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_manifest(path: Path) -> tuple[dict[str, Any], str]:

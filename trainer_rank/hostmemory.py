@@ -51,7 +51,8 @@ def _above(files: _Files, group: str) -> Iterator[int]:
     root, names = str(CONTROL_GROUPS / files.root), [name for name in group.split("/") if name]
     for depth in range(len(names), -1, -1):  # text, as this runs at every decision
         folder = "/".join([root, *names[:depth]])
-        limit, used = _number(f"{folder}/{files.limit}"), _number(f"{folder}/{files.used}")
+        limit = _number(f"{folder}/{files.limit}")
+        used = None if limit is None else _number(f"{folder}/{files.used}")
         if limit is not None and used is not None:
             yield limit - used + (_row(f"{folder}/memory.stat", files.cache) or 0)
 

@@ -100,11 +100,11 @@ class CudaDevice:
 
     def peak_allocated(self) -> int:
         """Highest ``allocated()`` since ``reset_peaks()``."""
-        return torch.cuda.max_memory_allocated(self._index)
+        return self._bytes("allocated_bytes", "peak")
 
     def peak_reserved(self) -> int:
         """Highest ``reserved()`` since ``reset_peaks()``."""
-        return torch.cuda.max_memory_reserved(self._index)
+        return self._bytes("reserved_bytes", "peak")
 
     def reset_peaks(self) -> None:
         """Start new peaks from the present values."""

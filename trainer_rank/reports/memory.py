@@ -24,13 +24,14 @@ def summarised(snapshot: Snapshot, limit: int = LAYOUT_BYTES) -> dict[str, Any]:
     [size, requested, "pending"] when freed but still used by another stream. ``left_out`` sums what is not laid out.
     """
     order = sorted(range(len(snapshot.segments)), key=lambda place: (-_free(snapshot.segments[place]), place))
-    kept: set[int] = set()
+    kept: dict[int, list[Any]] = {}
     taken = 0
     for place in order:
-        taken += len(json.dumps(_row(snapshot.segments[place]), separators=(",", ":"))) + 1
+        row = _row(snapshot.segments[place])
+        taken += len(json.dumps(row, separators=(",", ":"))) + 1
         if taken > limit:
             break
-        kept.add(place)
+        kept[place] = row
     left = [segment for place, segment in enumerate(snapshot.segments) if place not in kept]
     free = [
         (block.size, segment.pool, segment.stream)
@@ -45,7 +46,7 @@ def summarised(snapshot: Snapshot, limit: int = LAYOUT_BYTES) -> dict[str, Any]:
         "blocks": sum(len(segment.blocks) for segment in snapshot.segments),
         "free_blocks": len(free),
         "largest_free": [list(row) for row in sorted(free, key=lambda row: -row[0])[:LARGEST_FREE]],
-        "layout": [_row(segment) for place, segment in enumerate(snapshot.segments) if place in kept],
+        "layout": [row for _, row in sorted(kept.items())],
         "left_out": {
             "segments": len(left),
             "reserved": sum(segment.total for segment in left),

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
+from trainer_rank.folders import sync_folder
 from trainer_rank.reports.report import bounded, canonical, projected
 
 _SUFFIX, _PROJECTION, _DRAFT = ".report.json", ".projection.json", ".draft-"
@@ -37,7 +38,7 @@ class Spool:
         if not path.exists():
             self._publish(_projection_of(path), canonical(projected(found)))
             self._publish(path, canonical(found))
-            self._sync()
+            sync_folder(self._folder)
             self._trim()
         return str(found["id"])
 
@@ -55,13 +56,6 @@ class Spool:
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
-
-    def _sync(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _trim(self) -> None:
         listed = self._listed()

@@ -58,6 +58,8 @@ def test_figures_are_those_of_torch(cuda: CudaDevice) -> None:
     tensor = torch.empty(30 * MIB, dtype=torch.uint8, device=cuda.torch_device)
     assert cuda.allocated() - before == 30 * MIB
     assert cuda.peak_allocated() >= cuda.allocated()
+    assert cuda.peak_allocated() == torch.cuda.max_memory_allocated(cuda.torch_device)
+    assert cuda.peak_reserved() == torch.cuda.max_memory_reserved(cuda.torch_device)
     assert cuda.reserved() == cuda.snapshot().reserved
     assert cuda.allocated() == cuda.snapshot().allocated
     assert cuda.memory_info() == torch.cuda.mem_get_info(cuda.torch_device)
