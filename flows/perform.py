@@ -62,7 +62,7 @@ def assign(
     resolved: Resolved,
     recorder: Recorder,
     run: str,
-    locked: LockedPackages | None = None,
+    locked: LockedPackages | None,
 ) -> Assignment:
     """Store the documents that a result rests on, and write down what this attempt shall do."""
     number = _next_attempt(recorder, resolved)
@@ -134,7 +134,7 @@ def perform(
             attempt.held = _lease(assignment, recorder, reader, progress, priority, cancelled)
             attempt.begin()
             if assignment.store is not None:
-                create_worktree(Path(assignment.store), assignment.subject.commit, Path(assignment.source))
+                create_worktree(Path(assignment.store), assignment.subject, Path(assignment.source))
             for name in assignment.workloads:
                 progress.stage("workload", name)
                 say = _teller(name, progress)

@@ -14,7 +14,7 @@ from qualification.errors import ConfigurationError
 from qualification.git import git, require_commit, require_repository
 from qualification.home import home
 from qualification.records import Subject
-from qualification.subject import PACKAGE, committed_files, is_dirty, subject_of_commit, working_files
+from qualification.subject import PACKAGE, is_dirty, subject_of_commit, working_files
 
 _UNCHANGED = "* -text !eol !ident !filter !working-tree-encoding\n"
 """What git does to files that it checks out: nothing. In ``info/attributes``, which no .gitattributes overrules."""
@@ -44,11 +44,12 @@ def fetch_head(address: str, head: str, reference: str | None = None) -> tuple[P
     return store, subject_of_commit(store, head, address=source, reference=reference)
 
 
-def create_worktree(store: Path, head: str, folder: Path) -> None:
-    """Check ``head`` out into ``folder``, which must not exist yet, and read back that its package is as committed."""
+def create_worktree(store: Path, subject: Subject, folder: Path) -> None:
+    """Check the commit out into ``folder``, which must not exist yet, and read back that its package is unchanged."""
+    head = subject.commit
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     git(store, "worktree", "add", "--detach", "--quiet", str(folder), require_commit(head))
-    if working_files(folder) != committed_files(store, head):
+    if working_files(folder) != subject.files:
         raise ConfigurationError(f"{PACKAGE} of {head} came out of git in {folder} other than it is committed")
 
 

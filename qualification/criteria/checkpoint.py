@@ -20,6 +20,15 @@ def tensors_of(observation: Observation, name: str) -> Tensors:
     return Unreadable(f"is unknown: {name} {tensors.reason}") if isinstance(tensors, Unreadable) else tensors
 
 
+def differing(one: Tensors, other: Tensors) -> list[str] | Unreadable:
+    """Name the tensors that are not the same, bit for bit, in two files."""
+    if isinstance(one, Unreadable):
+        return one
+    if isinstance(other, Unreadable):
+        return other
+    return [key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)]
+
+
 def finite_tensors_of(observation: Observation, name: str) -> Tensors:
     """Return the tensors of an artifact if every element of them is a finite number."""
     tensors = tensors_of(observation, name)

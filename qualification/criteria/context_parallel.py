@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from qualification.criteria.checkpoint import finite_tensors_of, optimizer_steps, tensors_of
+from qualification.criteria.checkpoint import differing, finite_tensors_of, optimizer_steps, tensors_of
 from qualification.criteria.observation import Observation, StampedEvent
 from qualification.criteria.steps import Steps, finite_losses, worst
 from qualification.criteria.thresholds import Measured, count, ended, exactly, left_after_close, none, some
@@ -111,11 +111,7 @@ def _differing(observation: Observation) -> tuple[Measured, str, str | None]:
 def _differences(observation: Observation, files: Sequence[str]) -> list[str] | Unreadable:
     """Name the tensors that are not the same, bit for bit, in two files."""
     one, other = (tensors_of(observation, file) for file in files)
-    if isinstance(one, Unreadable):
-        return one
-    if isinstance(other, Unreadable):
-        return other
-    return [key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)]
+    return differing(one, other)
 
 
 def _digests(observation: Observation) -> Measured:

@@ -95,6 +95,11 @@ class Replay:
     stages: tuple[str, ...]
     divergence: str | None = None
 
+    @property
+    def backward(self) -> bool:
+        """Whether the recording contains a backward stage."""
+        return any(stage.startswith("backward/") for stage in self.stages)
+
 
 @dataclass(frozen=True)
 class Observation:

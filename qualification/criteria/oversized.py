@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from qualification.criteria.observation import Observation, Replay
-from qualification.criteria.thresholds import Measured, count, ended, none, some
+from qualification.criteria.thresholds import Measured, count, ended, left_after_close, none, some
 from qualification.figures import Unreadable, read_object
 from qualification.records import Criterion
 from qualification.verdict import Direction, Threshold, compare
@@ -28,6 +28,8 @@ EXPLAINED = (
 def judge(observation: Observation) -> list[Criterion]:
     """Return every criterion of the workload, in the order in which people read them."""
     report = _report(observation)
+    failure = _failure(report)
+    requested = _figure(failure, "requested")
     return [
         ended(observation),
         _subforwards(observation),
@@ -37,11 +39,11 @@ def judge(observation: Observation) -> list[Criterion]:
         none("smaller_plan_above_bound", _above(observation), "B"),
         some("out_of_memory_in_forced_plan", _of(observation, FORCED, lambda found: found.out_of_memory), "events"),
         none("fields_missing_of_report", _missing(report), "fields"),
-        none("failed_request_off_the_recorded_one", _off(_figure(report, "requested"), _recorded(observation)), "B"),
-        none("forecast_off_the_failed_request", _off(_forecast(report), _figure(report, "requested")), "B"),
+        none("failed_request_off_the_recorded_one", _off(requested, _recorded(observation)), "B"),
+        none("forecast_off_the_failed_request", _off(_forecast(failure), requested), "B"),
         none("left_by_failed_plan", _left(observation), "B"),
         some("backwards_after_failure", _of(observation, AFTER, _backwards), "backwards"),
-        none("allocated_after_close", _of(observation, "close", lambda found: found.allocated_after), "B"),
+        none("allocated_after_close", left_after_close(observation), "B"),
     ]
 
 
@@ -104,22 +106,27 @@ def _missing(report: Mapping[str, object] | Unreadable) -> Measured:
     return lacking + early + (report.get("observed") is not None) + sum(unnamed)
 
 
-def _figure(report: Mapping[str, object] | Unreadable, name: str) -> int | Unreadable:
-    """Return a whole number that the report says of the failure."""
-    if isinstance(report, Unreadable):
-        return report
-    failure = report.get("failure")
-    found = failure.get(name) if isinstance(failure, Mapping) else None
+def _failure(report: Mapping[str, object] | Unreadable) -> Mapping[str, object] | Unreadable:
+    """Return what the report says of the failure."""
+    return report if isinstance(report, Unreadable) else _within(report, "failure")
+
+
+def _within(document: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = document.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _figure(place: Mapping[str, object] | Unreadable, name: str) -> int | Unreadable:
+    """Return a whole number that the report says there."""
+    if isinstance(place, Unreadable):
+        return place
+    found = place.get(name)
     return found if type(found) is int else Unreadable(f"is unknown: the report's {name} is no whole number")
 
 
-def _forecast(report: Mapping[str, object] | Unreadable) -> int | Unreadable:
+def _forecast(failure: Mapping[str, object] | Unreadable) -> int | Unreadable:
     """Return the size that the tapes have for the allocation that failed."""
-    if isinstance(report, Unreadable):
-        return report
-    failure = report.get("failure")
-    event = failure.get("event") if isinstance(failure, Mapping) else None
-    return _figure({"failure": event}, "size")
+    return _figure(failure if isinstance(failure, Unreadable) else _within(failure, "event"), "size")
 
 
 def _recorded(observation: Observation) -> int | Unreadable:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 
-from qualification.criteria.checkpoint import Tensors, finite_tensors_of, optimizer_steps, tensors_of
-from qualification.criteria.observation import Observation, Replay, StampedEvent
+from qualification.criteria.checkpoint import Tensors, differing, finite_tensors_of, optimizer_steps, tensors_of
+from qualification.criteria.observation import Observation, StampedEvent
 from qualification.criteria.releases import total
 from qualification.criteria.thresholds import Measured, ended, exactly, left_after_close, none, some
 from qualification.figures import Unreadable, read_object
@@ -44,8 +44,8 @@ def judge(observation: Observation) -> list[Criterion]:
         _listed("tensors_that_differ", _differences(first, observation), "tensors"),
         *_steps("optimizer_steps", updates + 1, after),
         _listed("slots_unchanged", _unchanged(before, after), "slots"),
-        exactly("published_backwards", updates * batches, total(first, _backward), "backwards"),
-        exactly("backwards", batches, total(observation, _backward), "backwards"),
+        exactly("published_backwards", updates * batches, total(first, lambda found: found.backward), "backwards"),
+        exactly("backwards", batches, total(observation, lambda found: found.backward), "backwards"),
         exactly("batches_drawn", batches, _digests(observation, len), "batches"),
         none("batches_repeated", _repeated(first, observation), "batches"),
         *(
@@ -127,13 +127,10 @@ def _differences(first: Observation, second: Observation) -> list[str] | Unreada
     """Name every tensor that was not taken over as published: bit for bit, of the same type, none more, none less."""
     found: list[str] = []
     for file in sorted(_group_files(first, PUBLISHED) | _group_files(second, LOADED)):
-        published, loaded = tensors_of(first, f"{PUBLISHED}{file}"), tensors_of(second, f"{LOADED}{file}")
-        if isinstance(published, Unreadable):
-            return published
-        if isinstance(loaded, Unreadable):
-            return loaded
-        keys = sorted(published.keys() | loaded.keys())
-        found += [f"{key} of {file} differs" for key in keys if published.get(key) != loaded.get(key)]
+        keys = differing(tensors_of(first, f"{PUBLISHED}{file}"), tensors_of(second, f"{LOADED}{file}"))
+        if isinstance(keys, Unreadable):
+            return keys
+        found += [f"{key} of {file} differs" for key in keys]
     return found
 
 
@@ -156,10 +153,6 @@ def _refused(observation: Observation) -> set[str]:
     """Return the damages that were refused by the name of the damaged file."""
     said = (event for event in observation.of("refused") if (event.text("file") or "?") in (event.text("text") or ""))
     return {damage for event in said if (damage := event.text("damage")) in DAMAGES}
-
-
-def _backward(replay: Replay) -> int:
-    return int(any(stage.startswith("backward/") for stage in replay.stages))
 
 
 def _digests(observation: Observation, figure: Callable[[list[str]], int]) -> Measured:

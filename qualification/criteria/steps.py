@@ -27,19 +27,14 @@ class Steps:
 
     def backwards(self) -> Measured:
         """Count the recordings that contain a backward stage; every one must be readable."""
-        return self.total(lambda replay: int(any(stage.startswith("backward/") for stage in replay.stages)))
+        return self.count(lambda replay, _: replay.backward)
 
     def total(self, part: Callable[[Replay], int]) -> Measured:
         """Add up a figure over all recordings."""
-        total = 0
-        for name, found in self.replays.items():
-            if isinstance(found, Unreadable):
-                return Unreadable(f"is unknown: recording {name} {found.reason}")
-            total += part(found)
-        return total if self.replays else Unreadable("is unknown: no step was recorded")
+        return self.count(lambda replay, _: part(replay))
 
-    def count(self, wrong: Callable[[Replay, str], bool]) -> Measured:
-        """Count the steps for which ``wrong`` holds."""
+    def count(self, wrong: Callable[[Replay, str], int]) -> Measured:
+        """Count the steps for which ``wrong`` holds, or what it counts in them."""
         total = 0
         for name, found in self.replays.items():
             if isinstance(found, Unreadable):

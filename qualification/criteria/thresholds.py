@@ -45,9 +45,9 @@ def count(name: str, value: int, measured: Measured, unit: str) -> Criterion:
     return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit, shortfall=short), measured)
 
 
-def exactly(name: str, value: int, measured: Measured, unit: str, reason: str | None = None) -> Criterion:
-    """Judge a count that must be neither lower nor higher; ``reason`` says more about what was counted."""
-    return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit), measured, reason=reason)
+def exactly(name: str, value: int, measured: Measured, unit: str) -> Criterion:
+    """Judge a count that must be neither lower nor higher."""
+    return compare(Threshold(name=name, direction=Direction.EQUAL, value=value, unit=unit), measured)
 
 
 def none(name: str, measured: Measured, unit: str, reason: str | None = None) -> Criterion:

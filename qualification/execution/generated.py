@@ -47,9 +47,10 @@ def keep_generated(folder: Path) -> None:
 
     Does nothing when the caches are retired already, or nothing failed. Links are never followed. Raises OSError.
     """
-    root, named, outcome = cache_folder(folder), _named(folder), read_outcome(folder)
+    root = cache_folder(folder)
     if root.is_symlink() or not root.is_dir():
         return
+    named, outcome = _named(folder), read_outcome(folder)
     _remove(folder / FOLDER)
     (folder / INDEX).unlink(missing_ok=True)
     if outcome is not None and outcome.succeeded and named is None:

@@ -26,7 +26,7 @@ def test_an_older_head_is_checked_out_exactly_and_retired(tmp_path: Path) -> Non
     commit_files(repository, {"trainer_rank/rank.py": "new\n"})
     store, subject = fetch_head(str(repository), head)
     folder = tmp_path / "worktrees" / "one"
-    create_worktree(store, head, folder)
+    create_worktree(store, subject, folder)
     assert (folder / "trainer_rank/rank.py").read_text() == "old\n"
     assert working_files(folder) == subject.files
     assert (subject.commit, subject.dirty) == (head, False)
@@ -53,8 +53,8 @@ def test_hooks_and_filters_of_the_repository_do_not_run(tmp_path: Path) -> None:
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
     hook.chmod(0o755)
-    store, _ = fetch_head(str(repository), head)
-    create_worktree(store, head, tmp_path / "worktree")
+    store, subject = fetch_head(str(repository), head)
+    create_worktree(store, subject, tmp_path / "worktree")
     assert not marker.exists()
 
 
@@ -65,17 +65,17 @@ def test_attributes_of_a_head_change_no_byte_of_what_is_executed(tmp_path: Path)
     head = make_repository(repository, {".gitattributes": rules, **files})
     store, subject = fetch_head(str(repository), head)
     folder = tmp_path / "worktree"
-    create_worktree(store, head, folder)
+    create_worktree(store, subject, folder)
     assert working_files(folder) == subject.files
 
 
 def test_a_package_that_git_changes_on_the_way_out_is_refused(tmp_path: Path) -> None:
     repository = tmp_path / "library"
     head = make_repository(repository, {"trainer_rank/a.py": "# $Id: a $\n"})
-    store, _ = fetch_head(str(repository), head)
+    store, subject = fetch_head(str(repository), head)
     (store / "info/attributes").write_text("* ident\n")
     with pytest.raises(ConfigurationError, match="other than it is committed"):
-        create_worktree(store, head, tmp_path / "worktree")
+        create_worktree(store, subject, tmp_path / "worktree")
 
 
 def test_a_dirty_repository_is_refused_with_a_head(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_submodules_are_not_followed(tmp_path: Path) -> None:
     make_repository(outer)
     git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "vendored")
     head = commit_files(outer, {})
-    store, _ = fetch_head(str(outer), head)
-    create_worktree(store, head, tmp_path / "worktree")
+    store, subject = fetch_head(str(outer), head)
+    create_worktree(store, subject, tmp_path / "worktree")
     assert list((tmp_path / "worktree/vendored").iterdir()) == []
 
 
