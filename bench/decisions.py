@@ -9,13 +9,13 @@ process, in milliseconds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import quantiles
 from time import process_time
 
 from trainer_rank.admission.budget import Budget
-from trainer_rank.admission.ladder import LADDER, Plan, Retention, Rung
+from trainer_rank.admission.ladder import LADDER, Retention, Rung
 from trainer_rank.admission.planner import Choice, choose
 from trainer_rank.allocator.rules import MIB
 from trainer_rank.allocator.snapshot import INACTIVE, Snapshot
@@ -26,7 +26,7 @@ from trainer_rank.forecasting import Library, PassKey, PlanForecaster, Recorded,
 from trainer_rank.geometry import Topology
 from trainer_rank.models.megatron import QWEN_36_35B_A3B
 from trainer_rank.models.megatron.layout import lay_out
-from trainer_rank.packing import Subforward, balanced
+from trainer_rank.packing import Subforward, Work
 from trainer_rank.policies import load_policy
 from trainer_rank.requests import RequestShape
 from trainer_rank.tapes.envelope import Envelope
@@ -164,7 +164,7 @@ def _grown(name: str, bench: _Bench, batch: Callable[[], list[RequestShape]], pa
 
 
 class _Cut:
-    """A rung that cuts its only group into so many subforwards."""
+    """A rung that cuts its only group into so many subforwards: one, or one for each request."""
 
     name = "cut"
     retention = Retention.DEVICE
@@ -172,8 +172,8 @@ class _Cut:
     def __init__(self, parts: int) -> None:
         self._parts = parts
 
-    def plans(self, groups: Sequence[Subforward]) -> Iterator[Plan]:
-        yield Plan(self.name, balanced(groups[0], self._parts))
+    def places(self, work: Work) -> range:
+        return range(len(work))[-1:] if self._parts > 1 else range(1)
 
 
 def _row(name: str, times: list[float]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from qualification.execution.launch import free_port
 
 ROOT = Path(__file__).parents[1]
 PREFECT = [sys.executable, "-m", "prefect"]
@@ -46,9 +47,7 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def server(folder: Path) -> Iterator[dict[str, str]]:
     """Run a Prefect server with the deployments on it; gives the environment of its users."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment = kept | {
         "QUALIFY_HOME": str(folder / "home"),

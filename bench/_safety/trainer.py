@@ -41,12 +41,6 @@ class Step:
     retries: int
     out_of_memory: int
 
-    @property
-    def fill(self) -> float:
-        """Share that its peak took of what was there for it."""
-        assert self.limit is not None
-        return (self.peak_reserved - self.held) / (self.limit - self.held)
-
 
 class DidNotFitError(Exception):
     """The work did not fit; ``kind`` says who found no memory."""

@@ -62,12 +62,12 @@ def sizes(count: int, smallest: int, largest: int) -> list[int]:
     return [spread[index * 73 % count] for index in range(count)]
 
 
-def requests(tokens: int, seed: int) -> list[Request]:
+def requests(tokens: int, seed: int, vocabulary: int = GEOMETRY.vocabulary) -> list[Request]:
     """One ragged batch of one slot, kept together as a group."""
     generator = torch.Generator().manual_seed(seed)
     result = []
     for length in ragged(tokens, seed, smallest=8):
-        row = torch.randint(0, GEOMETRY.vocabulary, (length + 1,), generator=generator)
+        row = torch.randint(0, vocabulary, (length + 1,), generator=generator)
         result.append(Request(row[:-1], row[1:], "policy", group="batch"))
     return result
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from bench.native.batches import ragged
-from bench.native.reference import GEOMETRY, PROBES
+from bench.native.reference import GEOMETRY, PROBES, requests
 from bench.native.tables import table
 from trainer_rank.devices.protocol import Device
 from trainer_rank.geometry import ModelGeometry
@@ -85,12 +84,7 @@ class Ground(NamedTuple):
 
     def batch(self, tokens: int) -> list[Request]:
         """The batch of every step: ragged, one slot, one group."""
-        generator = torch.Generator().manual_seed(1)
-        rows = [
-            torch.randint(0, self.geometry.vocabulary, (length + 1,), generator=generator)
-            for length in ragged(tokens, 1, smallest=8)
-        ]
-        return [Request(row[:-1], row[1:], "policy", group="batch") for row in rows]
+        return requests(tokens, 1, self.geometry.vocabulary)
 
 
 def real() -> Ground:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench._safety import summary
+from bench._safety import peers, summary
 from bench._safety.batches import budgeted
 from bench._safety.experiment import keeper, run
 from bench.admission import ground
@@ -23,7 +23,9 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
     policy = replace(whole.policy, probe_lengths=PROBES, ladder=("whole", "split"))
     small = replace(whole, room=2 << 30, policy=policy, steps=3, seconds=100.0, frontiers=1, batches=1)
     path = tmp_path_factory.mktemp("safety") / "recording.json.gz"
-    run(small, keeper(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "SHARES", (0.75, 1.1))
+        run(small, keeper(path))
     whole.device.close()  # type: ignore[attr-defined]
     yield json.loads(gzip.decompress(path.read_bytes()))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from flows.cli.main import execute
+from qualification.execution.launch import free_port
 from tests.flows.places import PREFECT, WAIT_SECONDS, Place, answer_of
 
 HEAD = """Path(given['recordings'], 'alive').touch()
@@ -27,9 +27,7 @@ class Server:
     """A server at one address, with one database, started as often as it is needed."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.environment = os.environ | {"PREFECT_HOME": str(folder / "server")}
         self.address = f"http://127.0.0.1:{self.port}/api"
 

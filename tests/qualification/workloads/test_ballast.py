@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,45 +15,22 @@ from qualification.execution.worker import Context, Job
 from qualification.records import Ground, Verdict
 from qualification.workloads import ballast
 from qualification.workloads.recompute import replays
+from tests.bench.modelled import Driver
 from tests.qualification.criteria.stamping import stamp
+from tests.qualification.workloads.modelled_card import Card, on_modelled_card
 from trainer_rank import contract
-from trainer_rank.devices.virtual import VirtualDevice
-
-
-class _Driver:
-    """The driver's memory: raw memory of the virtual card that is open."""
-
-    device: VirtualDevice
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}
-
-    def take(self, size: int, _: str) -> int:
-        self.device.take_raw(size)
-        self._sizes[len(self._sizes)] = size
-        return len(self._sizes) - 1
-
-    def give_back(self, address: int) -> None:
-        self.device.give_back_raw(self._sizes.pop(address))
-
-
-def _construct(capacity: int | None, **options: Any) -> contract.Subject:
-    assert options["index"] == 0, "one device serves every level"
-    subject = contract.construct(**options | {"ground": "rehearsal", "capacity": capacity})
-    assert isinstance(subject.device, VirtualDevice)
-    _Driver.device = subject.device
-    return subject
-
-
-def _close(subject: contract.Subject) -> dict[str, int]:
-    report = contract.close(subject)
-    _Driver.device.close()
-    return report
 
 
 def _run(folder: Path, capacity: int | None = None) -> Observation:
-    card = SimpleNamespace(**{name: getattr(contract, name) for name in dir(contract)})
-    card.construct, card.close = lambda **options: _construct(capacity, **options), _close
+    card = on_modelled_card(capacity=capacity)
+    made = card.construct
+
+    def construct(**options: Any) -> contract.Subject:
+        assert options["index"] == 0, "one device serves every level"
+        subject: contract.Subject = made(**options)
+        return subject
+
+    card.construct = construct
     output, events = folder / "out", folder / "events"
     output.mkdir()
     job = Job(
@@ -72,7 +48,7 @@ def _run(folder: Path, capacity: int | None = None) -> Observation:
 
 
 def test_a_real_card_is_narrowed_by_driver_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballast, "DriverMemory", _Driver)
+    monkeypatch.setattr(ballast, "DriverMemory", lambda: Driver(Card.device))
     observation = _run(tmp_path)
     found = criteria.judge(observation)
     assert {each.name: each.reason for each in found if each.verdict is not Verdict.PASSED} == {}
@@ -82,7 +58,7 @@ def test_a_real_card_is_narrowed_by_driver_memory(tmp_path: Path, monkeypatch: p
 
 
 def test_a_card_too_small_for_the_ballast_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballast, "DriverMemory", _Driver)
+    monkeypatch.setattr(ballast, "DriverMemory", lambda: Driver(Card.device))
     with pytest.raises(ConfigurationError, match=r"virtual:0 has \d+ B free and 68451041280 B are to be held"):
         _run(tmp_path, capacity=40_000_000_000)
-    _Driver.device.close()
+    Card.device.close()

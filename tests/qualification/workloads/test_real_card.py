@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,35 +17,14 @@ from qualification.workloads import library_demand
 from qualification.workloads.recompute import replays
 from tests.bench.modelled import Driver
 from tests.qualification.criteria.stamping import stamp
+from tests.qualification.workloads.modelled_card import Card, on_modelled_card
 from tests.qualification.workloads.test_releases import SMALLER
-from trainer_rank import contract
-from trainer_rank.devices.virtual import VirtualDevice
-
-
-class Card:
-    """The virtual card of the subject that lives, and how it is reached past PyTorch."""
-
-    device: VirtualDevice
-
-
-def construct(**options: Any) -> contract.Subject:
-    subject = contract.construct(**options | {"ground": "rehearsal", "capacity": None, "demands": ()})
-    assert isinstance(subject.device, VirtualDevice)
-    Card.device = subject.device
-    return subject
-
-
-def close(subject: contract.Subject) -> dict[str, int]:
-    report = contract.close(subject)
-    Card.device.close()
-    return report
 
 
 @pytest.fixture
 def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Criterion]]]:
     monkeypatch.setattr(library_demand, "DriverMemory", lambda: Driver(Card.device))
-    card = SimpleNamespace(**{name: getattr(contract, name) for name in dir(contract)})
-    card.construct, card.close = construct, close
+    card = on_modelled_card(capacity=None, demands=())
     events, output = tmp_path / "events", tmp_path / "out"
     output.mkdir()
 

@@ -92,6 +92,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Observati
     return folder / "publish", observation
 
 
+@pytest.fixture(scope="module")
+def continued(published: tuple[Path, Observation], tmp_path_factory: pytest.TempPathFactory) -> Observation:
+    return perform(tmp_path_factory.mktemp("continued"), "continue", published[0])
+
+
 def judged(first: Observation, second: Observation) -> dict[str, Criterion]:
     return {one.name: one for one in criteria.judge(replace(second, earlier=first))}
 
@@ -100,8 +105,8 @@ def failures(found: dict[str, Criterion]) -> dict[str, str | None]:
     return {name: one.reason for name, one in found.items() if one.verdict is not Verdict.PASSED}
 
 
-def test_a_continuation_by_one_update_passes(published: tuple[Path, Observation], tmp_path: Path) -> None:
-    found = judged(published[1], perform(tmp_path, "continue", published[0]))
+def test_a_continuation_by_one_update_passes(published: tuple[Path, Observation], continued: Observation) -> None:
+    found = judged(published[1], continued)
     assert failures(found) == {}
     assert fold(found.values()) is Verdict.PASSED
     assert found["optimizer_steps_generator"].measured == 3
@@ -194,10 +199,9 @@ def test_a_process_that_does_the_earlier_work_again_fails(
 
 
 def test_a_group_that_lost_optimizer_state_or_its_manifest_is_not_whole(
-    published: tuple[Path, Observation], tmp_path: Path
+    published: tuple[Path, Observation], continued: Observation
 ) -> None:
-    folder, first = published
-    second = perform(tmp_path, "continue", folder)
+    first, second = published[1], continued
     bare = {
         name: path
         for name, path in first.artifacts.items()
