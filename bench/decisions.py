@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import quantiles
+from statistics import median, quantiles
 from time import process_time
 
 from trainer_rank.admission.budget import Budget
@@ -104,8 +104,9 @@ class _Bench:
         return [_once(partial(self.decide, batch, 10 * CARD, figures=True)) for _ in range(WARM + steps)][WARM:]
 
     def batch(self, tokens: int | None = None, requests: int | None = None) -> list[RequestShape]:
-        """Return requests of random lengths; by default as many and as long as the tapes' probes had."""
+        """Return requests of random lengths, ``tokens`` or a few less; by default as many and as long as probes had."""
         count, tokens = requests or self._draw.randrange(2, 11), tokens or self._draw.randrange(4096, 16_000)
+        tokens -= self._draw.randrange(64)
         weights = [self._draw.random() + 0.1 for _ in range(count)]
         lengths = [max(1, int(tokens * weight / sum(weights))) for weight in weights]
         return [RequestShape(index, length, group="batch") for index, length in enumerate(lengths)]
@@ -139,7 +140,7 @@ def _without_cache(snapshot: Snapshot) -> Snapshot:
 
 
 def _growth(start: Snapshot) -> None:
-    """Print what one more of each costs, the fastest of several: by limits, and replayed for exact figures."""
+    """Print what one more of each costs, the median of several: by limits, and replayed for exact figures."""
     print(f"\n{'growth, ms of processor time':48} {'limits':>15} {'replayed':>8}")
     for layers in (4, 8, 20, 40):
         bench = _Bench(layers, start)
@@ -157,7 +158,7 @@ def _growth(start: Snapshot) -> None:
 def _grown(name: str, bench: _Bench, batch: Callable[[], list[RequestShape]], parts: int = 1) -> None:
     bench.rungs = (_Cut(parts),)
     limits, replayed = (
-        min(_once(partial(bench.decide, batch(), 10 * CARD, figures=figures)) for _ in range(6))
+        median(_once(partial(bench.decide, batch(), 10 * CARD, figures=figures)) for _ in range(6))
         for figures in (False, True)
     )
     print(f"{name:48} {limits:15.3f} {replayed:8.2f}")
