@@ -176,9 +176,9 @@ class Work:
         return (self[place] for place in range(len(self)))
 
     @property
-    def trains(self) -> bool:
-        """Whether any of it keeps a graph."""
-        return any(group.key.gradients for group in self.groups)
+    def with_graphs(self) -> range:
+        """The cuts that keep a graph: all of them, or none where nothing is trained."""
+        return range(len(self) if any(group.key.gradients for group in self.groups) else 0)
 
 
 def layouts(shapes: Sequence[RequestShape], prefixes: Prefixes | None = None) -> tuple[tuple[Subforward, ...], ...]:

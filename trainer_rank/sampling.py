@@ -118,9 +118,8 @@ class Sampler:
         return bool(missing)
 
     def _missing(self, keys: Collection[GroupKey], rungs: Sequence[Rung]) -> dict[PassKey, GroupKey]:
-        unknown = any(claim.size is None for claim in self._headroom.claims())
         retentions = dict.fromkeys(rung.retention for rung in rungs)
-        return self._probes.missing(keys, retentions, again=unknown, sharing=self._sharing)
+        return self._probes.missing(keys, retentions, again=self._headroom.unknown, sharing=self._sharing)
 
     def _require_libraries(self, phase: str) -> None:
         """Refuse to probe where what libraries will take in the phase is not free: it would fail inside a library."""

@@ -83,7 +83,7 @@ class HostHeld:
 
     def places(self, work: Work) -> range:
         """Return the undivided work and ever finer cuts, as long as there is a graph to hold."""
-        return range(len(work) if work.trains else 0)
+        return work.with_graphs
 
 
 class Rerun:
@@ -94,7 +94,7 @@ class Rerun:
 
     def places(self, work: Work) -> range:
         """Return the undivided work and ever finer cuts, as long as there is a graph to save."""
-        return range(len(work) if work.trains else 0)
+        return work.with_graphs
 
 
 def plans(rung: Rung, work: Work) -> Iterator[Plan]:

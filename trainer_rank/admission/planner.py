@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from trainer_rank.admission.budget import Budget
 from trainer_rank.admission.decide import Candidate, Coverage, Decision, Demand, Outcome, decide
@@ -14,6 +15,7 @@ from trainer_rank.prefixes import Prefixes
 from trainer_rank.requests import RequestShape
 
 Unit = tuple[RequestShape, ...]
+Groups = tuple[Subforward, ...]
 
 
 @dataclass(frozen=True)
@@ -171,40 +173,42 @@ def _widest(
 
     The other layout is taken where it is cheaper and fits as well.
     """
-    made: dict[int, Choice | None] = {}
     available = budget.available
 
+    @cache
+    def packed(width: int) -> tuple[Groups, ...]:
+        return _layouts(units[:width], prefixes)
+
+    @cache
+    def whole(width: int) -> Choice | None:
+        return _whole(width, packed(width)[0], forecaster, budget)
+
     def fits(width: int) -> bool:
-        if width not in made:
-            made[width] = _whole(units[:width], forecaster, budget, prefixes)
-        return made[width] is not None
+        return whole(width) is not None
 
     def exceeds(width: int) -> bool:
-        least = forecaster.least(Plan(Whole.name, _layouts(units[:width], prefixes)[0]))
+        least = forecaster.least(Plan(Whole.name, packed(width)[0]))
         return not fits(width) if least is None or available is None else least > available
 
     if not fits(1):
         return None
     width = widest(len(units), exceeds, fits)
-    choice = made.get(width)
-    return choice if choice is None or not by_cost else _cheaper(choice, units[:width], forecaster, prefixes)
+    choice = whole(width) if width else None
+    return choice if choice is None or not by_cost else _cheaper(choice, packed(width)[1:], forecaster)
 
 
-def _cheaper(choice: Choice, units: Sequence[Unit], forecaster: Forecaster, prefixes: Prefixes | None) -> Choice:
-    """Return the same work whole in the other layout when that is cheaper and fits, else the choice."""
-    _, *others = _layouts(units, prefixes)
+def _cheaper(choice: Choice, others: Sequence[Groups], forecaster: Forecaster) -> Choice:
+    """Return the same work whole in another layout when that is cheaper and fits, else the choice."""
     known = choice.candidates[0].cost_ns
     for groups in others:
         cost = forecaster.cost_ns(Plan(Whole.name, groups))
         if known is not None and cost is not None and cost < known:
-            return _whole(units, forecaster, choice.budget, None, ordinal=1) or choice
+            return _whole(choice.units, groups, forecaster, choice.budget, ordinal=1) or choice
     return choice
 
 
-def _whole(
-    units: Sequence[Unit], forecaster: Forecaster, budget: Budget, prefixes: Prefixes | None, ordinal: int = 0
-) -> Choice | None:
-    plan = Plan(Whole.name, _layouts(units, prefixes)[0])
+def _whole(width: int, groups: Groups, forecaster: Forecaster, budget: Budget, ordinal: int = 0) -> Choice | None:
+    plan = Plan(Whole.name, groups)
     demand = forecaster.demand(plan)
     if demand.coverage is not Coverage.COVERED:
         return None
@@ -212,10 +216,10 @@ def _whole(
     decision = decide([demand], budget, [candidate])
     if decision.outcome is not Outcome.ADMITTED:
         return None
-    return Choice(len(units), plan, decision, budget, (candidate,), (demand,))
+    return Choice(width, plan, decision, budget, (candidate,), (demand,))
 
 
-def _layouts(units: Sequence[Unit], prefixes: Prefixes | None) -> tuple[tuple[Subforward, ...], ...]:
+def _layouts(units: Sequence[Unit], prefixes: Prefixes | None) -> tuple[Groups, ...]:
     return layouts([shape for unit in units for shape in unit], prefixes)
 
 

@@ -42,6 +42,11 @@ def segment_size(size: int) -> int:
         return SMALL_SEGMENT
     if size < LARGE_SEGMENT_LIMIT:
         return LARGE_SEGMENT
+    return whole_granules(size)
+
+
+def whole_granules(size: int) -> int:
+    """Round up to what the driver hands out."""
     return (size + SEGMENT_GRANULE - 1) & -SEGMENT_GRANULE
 
 

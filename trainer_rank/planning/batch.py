@@ -78,10 +78,12 @@ def _parsed(text: str) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    for index, (key, _) in enumerate(pairs):
-        if key in dict(pairs[:index]):
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
             raise ValueError(f"key {key!r} is given twice")
-    return dict(pairs)
+        found[key] = value
+    return found
 
 
 def _line(line: str, source: str) -> Batch:

@@ -17,7 +17,7 @@ from trainer_rank.admission.decide import Coverage, Demand
 from trainer_rank.admission.ladder import Plan
 from trainer_rank.errors import TapeError
 from trainer_rank.features import CHUNKS_64, LONGEST_SEQUENCE, OUTPUT_ROWS, PACKED_TOKENS, SEQUENCES, plan_features
-from trainer_rank.forecasting import turns
+from trainer_rank.forecasting import FORWARD, turns
 from trainer_rank.geometry import Topology
 from trainer_rank.models.megatron.grid import padded_tokens
 from trainer_rank.models.megatron.layout import lay_out
@@ -40,7 +40,7 @@ REPLAYED = 16
 """Passes of one plan that are replayed, the largest ones; what the others retain is added."""
 EXACT = 64
 """Requests in a batch up to which every pass is priced at its own features."""
-FORWARD, AFTER, OPTIMIZER = "forward", "after", "optimizer"
+AFTER, OPTIMIZER = "after", "optimizer"
 
 
 class Outline(NamedTuple):

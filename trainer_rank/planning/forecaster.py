@@ -13,9 +13,10 @@ from functools import cached_property
 from trainer_rank.admission.budget import Status, Term
 from trainer_rank.admission.decide import Coverage, Demand
 from trainer_rank.admission.ladder import Plan, Retention
-from trainer_rank.allocator.rules import SEGMENT_GRANULE
+from trainer_rank.allocator.rules import whole_granules
 from trainer_rank.allocator.snapshot import Snapshot
 from trainer_rank.features import FEATURES, PACKED_TOKENS, plan_features
+from trainer_rank.forecasting import FORWARD, PHASES
 from trainer_rank.geometry import Topology
 from trainer_rank.packing import Subforward
 from trainer_rank.planning.assumptions import (
@@ -32,8 +33,6 @@ from trainer_rank.tapes.forecast import Figures, Forecast, forecast_plan
 from trainer_rank.tapes.forecast import Status as Reach
 from trainer_rank.tapes.tape import Part, Tape
 
-PHASES = ("forward", "caller", "backward")
-"""Phases that a recording must mark before graphs of several subforwards can be told apart."""
 OUTPUT_BYTES_PER_ROW = 4
 """Float32 log-probabilities that rerun keeps of every row."""
 
@@ -88,7 +87,9 @@ class TapeForecaster:
         resident = sum(self._load(each, dict.fromkeys(FEATURES, 0)).resident for each in self._assumptions)
         if self._layers == self.target.geometry.layers or self._assumes_layers:
             resident += further_weights(self.target, self._recorded_layers)
-        return Figures(self.base.snapshot.allocated + resident, self.base.snapshot.reserved + _held(resident), None)
+        return Figures(
+            self.base.snapshot.allocated + resident, self.base.snapshot.reserved + whole_granules(resident), None
+        )
 
     @cached_property
     def _layers(self) -> int:
@@ -212,11 +213,11 @@ class TapeForecaster:
     def _growth(self, figures: Figures, assumed: int) -> Figures:
         snapshot = self.base.snapshot
         allocated, reserved = figures.allocated - snapshot.allocated, figures.reserved - snapshot.reserved
-        return Figures(allocated + assumed, reserved + _held(assumed), None)
+        return Figures(allocated + assumed, reserved + whole_granules(assumed), None)
 
     def _graph(self, made: Forecast, features: dict[str, int]) -> int | None:
         """Return what the recorded layers keep from forward to backward: as replayed, or as assumed for each layer."""
-        left = [each.left for each in made.turns if each.turn.phase == PHASES[0]]
+        left = [each.left for each in made.turns if each.turn.phase == FORWARD]
         if left:
             return left[0] - self.base.snapshot.allocated
         if self._assumes_layers:
@@ -225,11 +226,6 @@ class TapeForecaster:
 
     def _load(self, assumption: Assumption, features: dict[str, int]) -> Load:
         return assumption.load(self.target, self._recorded_layers, self._slots, features)
-
-
-def _held(size: int) -> int:
-    """Round up to what the driver hands out."""
-    return -(-size // SEGMENT_GRANULE) * SEGMENT_GRANULE
 
 
 def _raised(figures: Figures, size: int) -> Figures:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_rank.allocator.rules import SEGMENT_GRANULE
+from trainer_rank.allocator.rules import whole_granules
 from trainer_rank.allocator.snapshot import ACTIVE, INACTIVE, Block, Segment, Snapshot
 from trainer_rank.allocator.trace import load_trace
 from trainer_rank.planning.assumptions import STATE_BYTES, adapter_parameters
@@ -39,8 +39,7 @@ def start_of(recorded: RecordedStart, target: Target, slots: int) -> Start:
 
 
 def _live(after: int, size: int) -> tuple[Segment, ...]:
-    total = -(-size // SEGMENT_GRANULE) * SEGMENT_GRANULE
-    address = -(-after // SEGMENT_GRANULE) * SEGMENT_GRANULE
+    total, address = whole_granules(size), whole_granules(after)
     if not size:
         return ()
     return (Segment(address, total, "large", 0, (Block(address, total, size, ACTIVE),)),)

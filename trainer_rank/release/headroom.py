@@ -82,6 +82,11 @@ class Headroom:
         """Return what libraries and collectives will still take."""
         return self._libraries.due(self._read().outside) if self._policy.claims_libraries else ()
 
+    @property
+    def unknown(self) -> bool:
+        """Whether libraries will take what nobody knows."""
+        return self._libraries.unknown
+
     def torn_down(self) -> None:
         """Count on libraries taking again what they took: handles or communicators were destroyed."""
         self._libraries.torn_down()

@@ -34,6 +34,11 @@ class Libraries:
         """Largest growth that each phase was measured to cause."""
         return self._sizes
 
+    @property
+    def unknown(self) -> bool:
+        """Whether a phase has not run yet of which nobody knows what it will take."""
+        return any(term.size is None for term in self._expected.values())
+
     def due(self, outside: int) -> tuple[Term, ...]:
         """Return what libraries will still take, given the present reading."""
         self._look(outside)
